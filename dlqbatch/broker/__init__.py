@@ -1,0 +1,1 @@
+"""RabbitMQ through pika: the only place that knows it."""

@@ -1,0 +1,134 @@
+"""Declaring a topology, looking whether it is there, and telling what differs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from dlqbatch import logs
+from dlqbatch.errors import ChannelRefused, TopologyMismatch, TopologyMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dlqbatch.broker.connection import Connection
+    from dlqbatch.topology.model import Topology
+
+_log = logs.get(__name__)
+
+_NO_PERMISSION, _PRECONDITION = 403, 406
+_INEQUIVALENT: Final = re.compile(
+    r"inequivalent arg '(?P<argument>[^']+)' for (?P<kind>\w+) '(?P<name>.*)' in vhost '.*': "
+    r"received (?P<wanted>.*) but current is (?P<found>.*)"
+)
+_CUT: Final = re.compile(r"inequivalent arg '(?P<argument>[^']+)' for (?P<kind>\w+) '(?P<name>.*)")
+"""A refusal has at most 255 bytes: beside a long name there is no room for the values."""
+_TYPE: Final = re.compile(r" of queue type (?:rabbit_)?(?P<type>[a-z]+)")
+_VALUE: Final = re.compile(r"(?:the value )?'(?P<value>.*?)'(?: of type '\w+')?")
+
+
+def declare(connection: Connection, topology: Topology) -> None:
+    """Make what is missing; TopologyMismatch if something is there and differs. Declaring twice changes nothing."""
+    try:
+        with connection.scratch() as scratch:
+            # Unanswered unless refused, so that the whole topology costs one round trip.
+            for exchange in topology.exchanges:
+                scratch.call_later(
+                    "exchange_declare", exchange=exchange.name, exchange_type=exchange.type, durable=True
+                )
+            for queue in topology.queues:
+                scratch.call_later("queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments))
+            for binding in topology.bindings:
+                scratch.call_later(
+                    "queue_bind", queue=binding.queue, exchange=binding.exchange, routing_key=binding.key
+                )
+            scratch.call("basic_qos")
+    except ChannelRefused as refused:
+        if refused.code == _NO_PERMISSION:
+            _log.warning("may not declare the topology, so only looks whether it is there", why=refused.text)
+            look(connection, topology)
+            return
+        raise mismatch(refused) or refused from refused
+
+
+def mismatch(refused: ChannelRefused) -> TopologyMismatch | None:
+    """What the broker's words for a differing queue or exchange say; None if they say something else."""
+    if refused.code != _PRECONDITION:
+        return None
+    found = _INEQUIVALENT.search(refused.text)
+    if found is not None:
+        return TopologyMismatch(
+            found["kind"], found["name"], found["argument"], _value(found["found"]), _value(found["wanted"])
+        )
+    cut = _CUT.search(refused.text)
+    return cut and TopologyMismatch(cut["kind"], cut["name"], cut["argument"], "another value", "what they say")
+
+
+def _value(text: str) -> str:
+    match = _VALUE.fullmatch(text.strip())
+    return match["value"] if match else text.strip()
+
+
+def look(connection: Connection, topology: Topology) -> None:
+    """TopologyMissing names the first exchange or queue that is not there."""
+    with connection.scratch() as scratch:
+        for kind, names in (
+            ("exchange", [exchange.name for exchange in topology.exchanges]),
+            ("queue", [queue.name for queue in topology.queues]),
+        ):
+            for name in names:
+                try:
+                    scratch.call(f"{kind}_declare", passive=True, **{kind: name})
+                except ChannelRefused as refused:
+                    if refused.is_gone:
+                        raise TopologyMissing(kind, name) from refused
+                    raise
+
+
+def depths(connection: Connection, queues: Iterable[str], exchanges: Iterable[str]) -> dict[str, int]:
+    """Messages ready in each queue, by the queue's own count and not by statistics.
+
+    The exchanges are only looked for: a publish to a missing one would cost the channel and all that is under way.
+    """
+    with connection.scratch() as scratch:
+        kind = name = ""
+        try:
+            kind = "exchange"
+            for name in exchanges:
+                scratch.call("exchange_declare", exchange=name, passive=True)
+            kind = "queue"
+            counts = {}
+            for name in queues:
+                counts[name] = int(scratch.call("queue_declare", queue=name, passive=True).message_count)
+        except ChannelRefused as refused:
+            if refused.is_gone:
+                raise TopologyMissing(kind, name) from refused
+            raise
+        return counts
+
+
+def quorum_queues(connection: Connection, queues: Iterable[str], *, otherwise: bool) -> frozenset[str]:
+    """Which of our queues are quorum queues: with a default queue type, what was declared need not say so.
+
+    No method asks for a queue's type, but the refusal of a consumer that only a stream could serve names it; declaring
+    the queue as another type would say the same only if no other argument differed. `otherwise` is the answer where
+    the broker does not say.
+    """
+    found = set()
+    for queue in queues:
+        with connection.scratch() as scratch:
+            kind = None
+            try:
+                scratch.call("basic_qos", prefetch_count=1)
+                scratch.call(
+                    "basic_consume", queue=queue, on_message_callback=_ignore, arguments={"x-stream-offset": "next"}
+                )
+            except ChannelRefused as refused:
+                kind = _TYPE.search(refused.text)
+            if otherwise if kind is None else kind["type"] == "quorum":
+                found.add(queue)
+    return frozenset(found)
+
+
+def _ignore(*_: object) -> None:
+    """Of a consumer that no broker is known to accept; what it might get goes back as its channel closes."""

@@ -1,0 +1,358 @@
+"""Two ways to take messages from one queue, within a limit: pipelined gets, and a consumer that never over-delivers.
+
+Classic queues are fetched by basic.get, many outstanding. On a quorum queue each get is a round through the log, and
+acknowledgements still under way are lost when a channel closes; there a consumer is an order of magnitude faster and,
+cancelled in the right order, loses none.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dlqbatch import logs
+from dlqbatch.broker import frames
+from dlqbatch.broker.connection import describe
+from dlqbatch.message.delivery import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pika.channel import Channel
+
+    from dlqbatch.broker.connection import Connection
+
+_log = logs.get(__name__)
+
+PREFETCH: Final = 512
+_ROUND: Final = 32
+"""Prefetches in one round; where memory allowed only a small one, the next round asks again."""
+_RESERVE: Final = 2
+"""Messages that a round's consumer leaves: one for a probe, one for the get at its end."""
+_IDLE: Final = 0.01
+"""Seconds without a delivery after which a consumer's queue may be empty; a get then makes sure."""
+_SURELY_IDLE: Final = 0.2
+"""The same for a round whose one get was used up."""
+
+
+class Fetch(Protocol):
+    """Takes at most `limit` messages from one queue and settles what it issued."""
+
+    queue: str
+    lost: str | None
+    """The broker closed the channel: what it had not seen settled is back in the queue."""
+
+    @property
+    def outstanding(self) -> int: ...
+    @property
+    def is_finished(self) -> bool: ...
+    def ask(self, room: int) -> None: ...
+    def stop(self) -> None: ...
+    def flush(self) -> None: ...
+    def release(self) -> None: ...
+    @property
+    def is_closed(self) -> bool: ...
+
+
+class _Channel:
+    """A channel whose deliveries are read without pika, and the receipts it has issued."""
+
+    def __init__(self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None]) -> None:
+        self.queue = queue
+        self.limit = limit
+        self.taken = 0
+        self.lost: str | None = None
+        """The broker closed the channel: what it had not seen settled is back in the queue."""
+        self._connection = connection
+        self._deliver = deliver
+        self._wire = connection.wire
+        self._coming: Delivery | None = None
+        self._left = 0
+        self._acked = 0
+        self._prefix = 0
+        self._ahead: set[int] = set()
+        self._settled = 0
+        self._holding = False
+        self._singles: list[int] = []
+        self._channel: Channel = connection.open_channel()
+        self._closing = False
+        self._channel.add_on_close_callback(self._closed)
+        self._number: int = self._channel.channel_number
+        self._wire.busy[self._number] = self._read
+
+    def settle(self, tag: int) -> None:
+        """The message is where it belongs; `flush` acknowledges it."""
+        if self.lost is not None:
+            return
+        self._settled += 1
+        if self._holding:
+            self._singles.append(tag)
+        elif tag == self._prefix + 1:
+            self._prefix = tag
+            while self._ahead and self._prefix + 1 in self._ahead:
+                self._prefix += 1
+                self._ahead.discard(self._prefix)
+        else:
+            self._ahead.add(tag)
+
+    def hold(self, tag: int) -> None:  # noqa: ARG002  (a receipt is always told which)
+        """The message stays with us until `release` puts it back."""
+        # A multiple ack cannot reach past a message that stays; from here on each is acknowledged on its own.
+        self._settled += 1
+        self._singles.extend(self._ahead)
+        self._ahead.clear()
+        self._holding = True
+
+    def flush(self) -> None:
+        """Send what acknowledgements are due."""
+        self._acknowledge(self._due)
+
+    def release(self) -> None:
+        """Acknowledge the last, put back what was not settled and close; done once `is_closed`."""
+        if self.lost is not None or self._closing:
+            return
+        self._closing = True
+        self._singles.extend(self._ahead)
+        self._ahead.clear()
+        self._acknowledge(self._due)
+        self._wire.put(frames.requeue_all(self._number))
+        self._wire.flush()
+        if self._channel.is_open:
+            self._channel.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._channel.is_closed)
+
+    @property
+    def _due(self) -> int:
+        return self._prefix - self._acked + len(self._singles)
+
+    def _acknowledge(self, most: int) -> None:
+        if self.lost is not None:
+            return
+        in_order = min(self._prefix - self._acked, most)
+        if in_order > 0:
+            self._acked += in_order
+            self._wire.put(frames.ack(self._number, self._acked, multiple=True))
+        singles = self._singles[: most - in_order]
+        if singles:
+            self._wire.put(b"".join(frames.ack(self._number, tag, multiple=False) for tag in singles))
+            del self._singles[: len(singles)]
+
+    def _closed(self, _channel: Channel, error: Exception) -> None:
+        self._wire.forget(self._number)
+        self.lost = describe(error)
+        if not self._closing and not self._connection.is_closing:
+            _log.warning("the broker closed a queue's channel", queue=self.queue, why=self.lost)
+
+    def _begin(self, buffer: bytes, position: int) -> None:
+        tag = frames.delivery_tag(buffer, position)[0]
+        exchange, after = frames.read_short_string(buffer, position + 9)
+        key, _ = frames.read_short_string(buffer, after)
+        self._coming = Delivery(self, tag, exchange, key, buffer[position + 8] == 1)
+        self.taken += 1
+
+    def _read(self, kind: int, buffer: bytes, start: int, end: int) -> bool:
+        if kind == frames.METHOD:
+            return self._method(frames.method_id(buffer, start)[0], buffer, start + 4)
+        coming = self._coming
+        if coming is None:
+            return False
+        if kind == frames.HEADER:
+            coming.body_size, coming.properties = frames.read_content_header(buffer, start, end)
+            self._left = coming.body_size
+        else:
+            coming.chunks.append(buffer[start : end + 1])  # type: ignore[union-attr]  # ours until it is handed on
+            self._left -= end - start
+        if self._left == 0:
+            self._coming = None
+            if not self._closing:
+                self._deliver(coming)
+        return True
+
+    def _method(self, method: int, buffer: bytes, position: int) -> bool:
+        raise NotImplementedError
+
+
+class Gets(_Channel):
+    """Pipelined basic.get; the broker answers them in order."""
+
+    def __init__(self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None]) -> None:
+        super().__init__(connection, queue, limit, deliver)
+        self._get = frames.get(self._number, queue)
+        self._asked = 0
+        self._exhausted = limit <= 0
+
+    @property
+    def outstanding(self) -> int:
+        """Gets that have no answer yet."""
+        return 0 if self.lost is not None else self._asked
+
+    @property
+    def is_finished(self) -> bool:
+        return self.lost is not None or (
+            not self._asked and self._coming is None and (self._exhausted or self.taken >= self.limit)
+        )
+
+    def ask(self, room: int) -> None:
+        more = min(room, self.limit - self.taken - self._asked)
+        if more > 0 and not self._exhausted and self.lost is None:
+            self._asked += more
+            self._wire.put(self._get * more)
+
+    def stop(self) -> None:
+        self._exhausted = True
+
+    def _method(self, method: int, buffer: bytes, position: int) -> bool:
+        if method == frames.GET_OK:
+            self._asked -= 1
+            self._begin(buffer, position)
+            return True
+        if method == frames.GET_EMPTY:
+            self._asked -= 1
+            self._exhausted = True
+            return True
+        return False
+
+
+class Consume(_Channel):
+    """A consumer with a prefetch, in rounds: consume, cancel, acknowledge the rest, get one.
+
+    As long as what is acknowledged and the prefetch together stay below the limit, the broker cannot deliver more.
+    It must have delivered all that it may, or have nothing left, before the consumer is cancelled: what a quorum queue
+    has assigned to a consumer by then, but not sent, stays assigned until the channel closes, and counts as delivered.
+    The get at the end of a round makes the channel apply the acknowledgements it has put aside, which would be lost
+    at its close; and it says whether the queue is empty, which a consumer is never told.
+    """
+
+    def __init__(self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None]) -> None:
+        super().__init__(connection, queue, limit, deliver)
+        self._state = "ready" if limit > 0 else "finished"
+        self._stopping = False
+        self._rounds = 0
+        self._consumer = b""
+        self._quota = 0
+        """What this round's consumer may deliver."""
+        self._delivered = 0
+        self._credited = 0
+        """Acknowledgements sent in this round; each lets the broker deliver one more."""
+        self._prefetch = 0
+        self._probing = False
+        self._may_probe = False
+        self._last_change = 0.0
+        """When the broker last delivered something, or was last allowed to."""
+
+    @property
+    def outstanding(self) -> int:
+        """What the broker may still send without being asked again."""
+        if self.lost is not None:
+            return 0
+        if self._state == "getting":
+            return 1
+        if self._state in {"consuming", "cancelling"}:
+            return self._prefetch + self._credited - self._delivered + self._probing
+        return 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self.lost is not None or (self._state == "finished" and self._coming is None)
+
+    def ask(self, room: int) -> None:
+        """Go one step on, if there is one to go."""
+        # The last two are got one by one; a round only starts when its acknowledgements are all its own.
+        if self._state == "ready" and room > 0 and (self._settled == self.taken or self.limit - self.taken <= _RESERVE):
+            self._acknowledge(self._due)
+            self._start_round(room)
+        elif self._state == "consuming" and not self._probing:
+            self._continue_round()
+        elif self._state == "cancelled" and self._settled == self.taken:
+            self._acknowledge(self._due)
+            self._get_one()
+
+    def stop(self) -> None:
+        self._stopping = True
+        if self._state == "ready":
+            self._state = "finished"
+
+    def flush(self) -> None:
+        if self._state != "consuming" or self._stopping:
+            return
+        # Only as many as keep what the broker may deliver within the quota, and not one by one.
+        allowed = self._quota - self._prefetch - self._credited
+        batch = min(self._due, allowed)
+        if batch > 0 and (batch == allowed or batch >= self._prefetch // 8):
+            self._credited += batch
+            self._last_change = time.monotonic()
+            self._acknowledge(batch)
+
+    def _start_round(self, room: int) -> None:
+        self._quota = self.limit - self.taken - _RESERVE
+        # The very first message is got alone: it tells whether there is one, and how large they are.
+        if self._quota < 1 or self.taken == 0:
+            self._get_one()
+            return
+        self._prefetch = min(PREFETCH, self._quota, room)
+        self._quota = min(self._quota, self._prefetch * _ROUND)
+        self._delivered = self._credited = 0
+        self._may_probe = True
+        # A quorum queue remembers a consumer as long as messages of its are held. Another one of the same name would be
+        # sent what the broker takes for missing, and RabbitMQ 3.10 breaks down over that.
+        self._rounds += 1
+        self._consumer = b"dlqbatch-%d" % self._rounds
+        self._state = "consuming"
+        self._last_change = time.monotonic()
+        self._wire.put(
+            frames.qos(self._number, self._prefetch) + frames.consume(self._number, self.queue, self._consumer)
+        )
+
+    def _continue_round(self) -> None:
+        all_settled = self._settled == self.taken
+        if not self.outstanding:
+            # With everything settled, the prefetch is used up by messages that stay.
+            if self._delivered >= self._quota or self._stopping or all_settled:
+                self._cancel()
+        elif all_settled or self._stopping:
+            quiet = time.monotonic() - self._last_change
+            if self._may_probe and quiet > _IDLE:
+                self._may_probe, self._probing = False, True
+                self._wire.put(frames.get(self._number, self.queue))
+            elif quiet > _SURELY_IDLE:
+                self._cancel()
+
+    def _cancel(self) -> None:
+        self._state = "cancelling"
+        self._wire.put(frames.cancel(self._number, self._consumer))
+
+    def _get_one(self) -> None:
+        self._state = "getting"
+        self._wire.put(frames.get(self._number, self.queue))
+
+    def _method(self, method: int, buffer: bytes, position: int) -> bool:
+        if method == frames.DELIVER:
+            self._delivered += 1
+            self._last_change = time.monotonic()
+            self._begin(buffer, position + 1 + buffer[position])
+        elif method == frames.GET_OK:
+            self._begin(buffer, position)
+            self._got(is_empty=False)
+        elif method == frames.GET_EMPTY:
+            self._got(is_empty=True)
+        elif method in {frames.CANCEL_OK, frames.CANCEL}:
+            # The broker cancels by itself when the queue is deleted.
+            self._state = "cancelled"
+        else:
+            return method in {frames.CONSUME_OK, frames.QOS_OK}
+        return True
+
+    def _got(self, *, is_empty: bool) -> None:
+        if self._probing:
+            self._probing = False
+            self._last_change = time.monotonic()
+            # The probe went behind our acknowledgements, and what they had assigned is sent before a cancel is read.
+            if is_empty and self._state == "consuming":
+                self._cancel()
+        elif is_empty:
+            self._state = "finished"
+        else:
+            self._state = "finished" if self._stopping or self.taken >= self.limit else "ready"

@@ -1,0 +1,100 @@
+"""The few AMQP frames of a drain's busy channels, encoded and decoded without objects."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from dlqbatch.message.table import to_bytes, to_text
+
+METHOD, HEADER, BODY = 1, 2, 3
+
+DELIVER: Final = 60 << 16 | 60
+GET_OK: Final = 60 << 16 | 71
+GET_EMPTY: Final = 60 << 16 | 72
+CONFIRM_ACK: Final = 60 << 16 | 80
+CONFIRM_NACK: Final = 60 << 16 | 120
+RETURN: Final = 60 << 16 | 50
+CONSUME_OK: Final = 60 << 16 | 21
+CANCEL: Final = 60 << 16 | 30
+CANCEL_OK: Final = 60 << 16 | 31
+QOS_OK: Final = 60 << 16 | 11
+
+method_id: Final = Struct(">I").unpack_from
+delivery_tag: Final = Struct(">Q").unpack_from
+_BODY_SIZE: Final = Struct(">Q").unpack_from
+
+_END: Final = b"\xce"
+_FRAME: Final = Struct(">BHI").pack
+_METHOD: Final = Struct(">BHIHH").pack
+_SETTLE: Final = Struct(">BHIHHQBB").pack
+_CONTENT: Final = Struct(">BHIHHQ").pack
+_PROPERTIES_AT: Final = 12
+"""Class, weight and body size stand before the properties in a content header."""
+FRAME_OVERHEAD: Final = 8
+
+
+def get(channel: int, queue: str) -> bytes:
+    name = to_bytes(queue)
+    return b"%b\x00\x00%c%b\x00\xce" % (_METHOD(METHOD, channel, 8 + len(name), 60, 70), len(name), name)
+
+
+def qos(channel: int, prefetch: int) -> bytes:
+    return b"%b\x00\x00\x00\x00%b\x00\xce" % (_METHOD(METHOD, channel, 11, 60, 10), prefetch.to_bytes(2, "big"))
+
+
+def consume(channel: int, queue: str, consumer: bytes) -> bytes:
+    name = to_bytes(queue)
+    payload = b"\x00\x00%c%b%c%b\x00\x00\x00\x00\x00" % (len(name), name, len(consumer), consumer)
+    return _METHOD(METHOD, channel, 4 + len(payload), 60, 20) + payload + _END
+
+
+def cancel(channel: int, consumer: bytes) -> bytes:
+    return b"%b%c%b\x00\xce" % (_METHOD(METHOD, channel, 6 + len(consumer), 60, 30), len(consumer), consumer)
+
+
+def ack(channel: int, tag: int, *, multiple: bool) -> bytes:
+    return _SETTLE(METHOD, channel, 13, 60, 80, tag, multiple, 0xCE)
+
+
+def requeue_all(channel: int) -> bytes:
+    """Nack with tag 0: everything on the channel that is not settled yet."""
+    return _SETTLE(METHOD, channel, 13, 60, 120, 0, 0b11, 0xCE)
+
+
+def publish(channel: int, exchange: str, key: str) -> bytes:
+    """Always mandatory."""
+    exchange_name, routing_key = to_bytes(exchange), to_bytes(key)
+    size = 9 + len(exchange_name) + len(routing_key)
+    return b"%b\x00\x00%c%b%c%b\x01\xce" % (
+        _METHOD(METHOD, channel, size, 60, 40),
+        len(exchange_name),
+        exchange_name,
+        len(routing_key),
+        routing_key,
+    )
+
+
+def content_header(channel: int, body_size: int, properties: bytes) -> bytes:
+    size = _PROPERTIES_AT + len(properties)
+    return b"%b%b\xce" % (_CONTENT(HEADER, channel, size, 60, 0, body_size), properties)
+
+
+def body(channel: int, chunk: bytes) -> bytes:
+    """`chunk` is a payload with the end mark of the frame it came in."""
+    return _FRAME(BODY, channel, len(chunk) - 1) + chunk
+
+
+def properties_limit(frame_max: int) -> int:
+    """Bytes of properties that fit into one content header."""
+    return frame_max - FRAME_OVERHEAD - _PROPERTIES_AT
+
+
+def read_content_header(buffer: bytes, start: int, end: int) -> tuple[int, bytes]:
+    """Body size and properties."""
+    return _BODY_SIZE(buffer, start + 4)[0], buffer[start + _PROPERTIES_AT : end]
+
+
+def read_short_string(buffer: bytes, position: int) -> tuple[str, int]:
+    end = position + 1 + buffer[position]
+    return to_text(buffer[position + 1 : end]), end

@@ -1,0 +1,258 @@
+"""Publishing with confirms, many at once; what the broker says of each is told to the transfer."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dlqbatch import logs
+from dlqbatch.broker import frames
+from dlqbatch.broker.connection import describe
+from dlqbatch.message.delivery import Route
+from dlqbatch.message.headers import ID, scan
+from dlqbatch.message.properties import split
+from dlqbatch.message.table import LONGEST_NAME, to_bytes
+
+if TYPE_CHECKING:
+    from pika.channel import Channel
+
+    from dlqbatch.broker.connection import Connection
+    from dlqbatch.message.delivery import Delivery, Publish
+
+_NO_SUCH_EXCHANGE, _NO_PERMISSION = 404, 403
+_REFUSED: Final = "publish-refused"
+_log = logs.get(__name__)
+
+
+class Outcome(Protocol):
+    """Who wants to know; called from within a read."""
+
+    def confirmed(self, delivery: Delivery, publish: Publish) -> None: ...
+    def unconfirmed(self, delivery: Delivery, publish: Publish, reason: str) -> None: ...
+    def unroutable(self, delivery: Delivery, publish: Publish) -> None: ...
+
+
+class Publisher:
+    """One confirm channel, replaced when the broker closes it over a message it does not accept."""
+
+    def __init__(self, connection: Connection, outcome: Outcome, retain_bytes: int) -> None:
+        self._connection = connection
+        self._outcome = outcome
+        self._retain_bytes = retain_bytes
+        self._unconfirmed_bytes = 0
+        self._careful = False
+        self._pending: dict[int, tuple[Delivery, Publish]] = {}
+        self._returned: set[int] = set()
+        self._sequence = 0
+        self._backlog: deque[tuple[Delivery, Publish]] = deque()
+        """Waits until the channel is open and trusted again."""
+        self._suspects: deque[tuple[Delivery, Publish]] = deque()
+        """Was under way when the broker closed the channel."""
+        self._refused: set[str | Route] = set()
+        """Exchanges that take nothing from us, and single routes where a topic permission is missing."""
+        self._methods: dict[tuple[str, str], bytes] = {}
+        self._channel: Channel | None = None
+        self._returning: Route | None = None
+        self._returning_left = 0
+        self._open()
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._pending) + len(self._suspects) + len(self._backlog)
+
+    @property
+    def outstanding_bytes(self) -> int:
+        return self._unconfirmed_bytes
+
+    def send(self, delivery: Delivery, publish: Publish) -> None:
+        """Exactly one call of the outcome answers each."""
+        route = publish.route
+        if self._is_refused(route):
+            self._outcome.unconfirmed(delivery, publish, _REFUSED)
+        elif self._channel is None or self._careful:
+            self._backlog.append((delivery, publish))
+        else:
+            self._emit(delivery, publish)
+
+    def recover(self, seconds: float) -> None:
+        """After a refusal: open the channel again and find, one by one, the message that the broker does not take.
+
+        What was under way may have been enqueued without a confirm; sending it again can double it, leaving it
+        would double it too, and a run that stopped here would stop here for ever.
+        """
+        deadline = time.monotonic() + seconds
+        self._suspects.extend(self._pending.values())
+        self._pending = {}
+        self._returned.clear()
+        self._unconfirmed_bytes = 0
+        self._careful = True
+        self._open()
+        while self._suspects:
+            delivery, publish = self._suspects.popleft()
+            if self._is_refused(publish.route):
+                self._outcome.unconfirmed(delivery, publish, _REFUSED)
+                continue
+            self._emit(delivery, publish)
+            self._connection.wire.flush()
+            answer_within = max(deadline - time.monotonic(), 0.0)
+            self._connection.wait(lambda: not self._pending or self._channel is None, "a publish", answer_within)
+            if self._channel is None:
+                self._blame()
+                self._open()
+        self._careful = False
+        backlog, self._backlog = self._backlog, deque()
+        for delivery, publish in backlog:
+            self.send(delivery, publish)
+        self._connection.wire.flush()
+
+    @property
+    def is_broken(self) -> bool:
+        return self._channel is None
+
+    def abandon(self, reason: str) -> None:
+        """Answer for everything that has no confirm yet."""
+        unanswered = (*self._pending.values(), *self._suspects, *self._backlog)
+        self._pending = {}
+        self._suspects.clear()
+        self._backlog.clear()
+        for delivery, publish in unanswered:
+            self._outcome.unconfirmed(delivery, publish, reason)
+
+    def close(self) -> None:
+        if self._channel is not None and self._channel.is_open:
+            # pika does not wait for what is still in the outbox.
+            self._connection.wire.flush()
+            self._channel.close()
+
+    def _open(self) -> None:
+        selected: list[object] = []
+        channel = self._connection.open_channel()
+        channel.confirm_delivery(ack_nack_callback=lambda _: None, callback=selected.append)
+        self._connection.wait(lambda: selected, "confirm.select")
+        channel.add_on_close_callback(self._closed)
+        self._sequence = 0
+        self._methods.clear()
+        self._number: int = channel.channel_number
+        self._channel = channel
+        self._connection.wire.busy[self._number] = self._read
+
+    def _closed(self, channel: Channel, error: Exception) -> None:
+        self._connection.wire.forget(channel.channel_number)
+        if channel is self._channel:
+            self._channel = None
+            self._code, self._text = getattr(error, "reply_code", 0), describe(error)
+
+    def _blame(self) -> None:
+        """The one message that was under way when the channel closed, unless it was answered before."""
+        if not self._pending:
+            return
+        delivery, publish = self._pending.popitem()[1]
+        self._unconfirmed_bytes = 0
+        _log.warning(
+            "the broker refuses a message", exchange=publish.route.exchange, key=publish.route.key, why=self._text
+        )
+        if self._code in (_NO_PERMISSION, _NO_SUCH_EXCHANGE):
+            self._refused.add(publish.route if "access to topic" in self._text else publish.route.exchange)
+        self._outcome.unconfirmed(delivery, publish, _REFUSED)
+
+    def _is_refused(self, route: Route) -> bool:
+        return bool(self._refused) and (route.exchange in self._refused or route in self._refused)
+
+    def _emit(self, delivery: Delivery, publish: Publish) -> None:
+        chunks = delivery.chunks
+        if chunks is None:
+            # Its body was let go to save memory; it stays where it is for the next run.
+            self._outcome.unconfirmed(delivery, publish, "not-confirmed")
+            return
+        number, wire = self._number, self._connection.wire
+        method = self._methods.get(publish.route)
+        if method is None:
+            if max(len(to_bytes(name)) for name in publish.route) > LONGEST_NAME:
+                self._outcome.unconfirmed(delivery, publish, _REFUSED)
+                return
+            if len(self._methods) > _METHODS_KEPT:
+                self._methods.clear()
+            method = self._methods[publish.route] = frames.publish(number, *publish.route)
+        self._sequence += 1
+        self._pending[self._sequence] = (delivery, publish)
+        wire.put(method + frames.content_header(number, delivery.body_size, publish.properties))
+        for chunk in chunks:
+            wire.put(frames.body(number, chunk))
+        self._unconfirmed_bytes += delivery.body_size
+        if self._unconfirmed_bytes > self._retain_bytes:
+            delivery.chunks = None
+
+    def _read(self, kind: int, buffer: bytes, start: int, end: int) -> bool:
+        if kind == frames.METHOD:
+            method = frames.method_id(buffer, start)[0]
+            if method == frames.CONFIRM_ACK:
+                self._settle(frames.delivery_tag(buffer, start + 4)[0], buffer[start + 12] & 1, taken=True)
+                return True
+            if method == frames.CONFIRM_NACK:
+                self._settle(frames.delivery_tag(buffer, start + 4)[0], buffer[start + 12] & 1, taken=False)
+                return True
+            if method == frames.RETURN:
+                self._returning = _route(buffer, start + 4)
+                return True
+            return False
+        if self._returning is None:
+            return False
+        if kind == frames.HEADER:
+            self._returning_left, properties = frames.read_content_header(buffer, start, end)
+            self._mark_returned(self._returning, properties)
+        else:
+            self._returning_left -= end - start
+        if self._returning_left == 0:
+            self._returning = None
+        return True
+
+    def _settle(self, tag: int, multiple: int, *, taken: bool) -> None:
+        if not multiple:
+            self._answer(tag, taken=taken)
+            return
+        # Confirms come in multiples and out of order; what is pending is in the order it was sent.
+        for sequence in list(takewhile(lambda sequence: sequence <= tag, self._pending)):
+            self._answer(sequence, taken=taken)
+
+    def _answer(self, sequence: int, *, taken: bool) -> None:
+        found = self._pending.pop(sequence, None)
+        if found is None:
+            return
+        delivery, publish = found
+        self._unconfirmed_bytes -= delivery.body_size
+        if sequence in self._returned:
+            # An unroutable message is returned first and then confirmed.
+            self._returned.discard(sequence)
+            self._outcome.unroutable(delivery, publish)
+        elif taken:
+            self._outcome.confirmed(delivery, publish)
+        else:
+            self._outcome.unconfirmed(delivery, publish, "not-confirmed")
+
+    def _mark_returned(self, route: Route, properties: bytes) -> None:
+        """A return carries no tag, and copies may share an id: whatever it could be counts as returned.
+
+        At worst a copy that was routed is doubled; taking a returned one for routed would lose it.
+        """
+        identity = _identity(properties)
+        for sequence, (_, publish) in self._pending.items():
+            if publish.route == route and identity in (None, publish.id):
+                self._returned.add(sequence)
+
+
+_METHODS_KEPT: Final = 10_000
+
+
+def _route(buffer: bytes, position: int) -> Route:
+    """Exchange and routing key of a basic.return; a code and a text stand before them."""
+    _, position = frames.read_short_string(buffer, position + 2)
+    exchange, position = frames.read_short_string(buffer, position)
+    return Route(exchange, frames.read_short_string(buffer, position)[0])
+
+
+def _identity(properties: bytes) -> str | None:
+    cut = split(properties)
+    identity = scan(cut.data, cut.table_start, cut.table_end).ours.get(ID)
+    return identity and identity.as_text()

@@ -1,0 +1,253 @@
+"""The engine of a run: fetch, hand over, publish, confirm, acknowledge, with many messages under way at once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dlqbatch.broker.fetch import Consume, Fetch, Gets
+from dlqbatch.broker.publisher import Publisher
+from dlqbatch.errors import BrokerLost
+from dlqbatch.message.delivery import AwaitOrigin, Delivery, Hold, Instruction, Publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dlqbatch.broker.connection import Connection
+    from dlqbatch.message.envelope import Origin
+
+WINDOW: Final = 512
+"""Messages under way at once: asked for, taken, published."""
+MEMORY: Final = 16 * 1024 * 1024
+"""Bytes of bodies under way at once, unless a single one is larger."""
+_FIRST_GUESS: Final = 1024 * 1024
+"""The size a body is taken to have before one was seen."""
+_SECOND_GUESS: Final = 32 * 1024
+"""And after one was seen, unless that was larger."""
+
+LEFT: Final = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """At most `limit` messages from one queue."""
+
+    queue: str
+    limit: int
+    is_quorum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """When a transfer stops taking, and when it stops waiting; both on the monotonic clock."""
+
+    stop_at: float
+    give_up_after: float
+    """Seconds that confirms may still take once nothing more is taken."""
+    max_bytes: int
+    stopped: Callable[[], bool]
+    """A signal has asked for the end."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of each message taken."""
+
+    got: int = 0
+    bytes: int = 0
+    results: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    stopped_by: str | None = None
+    """bytes, time or signal; None when everything asked for was taken."""
+    lost: str | None = None
+    """Why the connection went away, if it did."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Queues whose channel the broker closed before they were done, and what it said."""
+
+
+class Origins(Protocol):
+    """Who finds out whether an origin is there; may wait for the broker."""
+
+    def prepare(self, origin: Origin) -> None: ...
+    def forget(self, origin: Origin) -> None: ...
+
+
+class Transfer:
+    """One pass over some queues; `handle` says for each delivery what is to be done with it."""
+
+    def __init__(
+        self, connection: Connection, origins: Origins, handle: Callable[[Delivery], Instruction], bounds: Bounds
+    ) -> None:
+        self.tally = Tally()
+        self._connection = connection
+        self._origins = origins
+        self._handle = handle
+        self._bounds = bounds
+        self._fetches: list[Fetch] = []
+        self._parked: defaultdict[Origin, list[Delivery]] = defaultdict(list)
+        self._parked_bytes = 0
+        self._expected_size = float(_FIRST_GUESS)
+        self._give_up_at = bounds.stop_at + bounds.give_up_after
+        self._has_signal = False
+        self._unanswered = 0
+        """Messages taken that were neither counted nor put back yet."""
+        self._publisher = Publisher(connection, self, MEMORY)
+
+    def run(self, takes: Sequence[Take]) -> Tally:
+        """Every message taken is counted once, whatever happens; a lost connection is reported, not raised."""
+        try:
+            for take in takes:
+                kind = Consume if take.is_quorum else Gets
+                self._fetches.append(kind(self._connection, take.queue, take.limit, self._take))
+            self._connection.wire.after_read = self._pump
+            self._until_settled()
+            self._finish()
+        except BrokerLost as error:
+            self.tally.lost = error.why
+            self._leave_the_rest("connection-lost")
+            self._last_words()
+        finally:
+            self._connection.wire.after_read = None
+        return self.tally
+
+    def _until_settled(self) -> None:
+        self._pump()
+        self._connection.wire.flush()
+        while not self._is_done() and self._time_left() > 0:
+            self._connection.step()
+            self._look_up()
+            if self._publisher.is_broken:
+                self._publisher.recover(self._time_left())
+            if self._parked:
+                self._ask_for_origins()
+            self._pump()
+            self._connection.wire.flush()
+
+    def _is_done(self) -> bool:
+        return (
+            not self._parked and not self._publisher.outstanding and all(fetch.is_finished for fetch in self._fetches)
+        )
+
+    def _time_left(self) -> float:
+        """Seconds until what is under way is given up."""
+        return self._give_up_at - time.monotonic()
+
+    def _look_up(self) -> None:
+        """Stop taking when the time is over or a signal asks for it; after a signal, waiting ends soon as well."""
+        is_taking = not all(fetch.is_finished for fetch in self._fetches)
+        if not self._has_signal and self._bounds.stopped():
+            self._has_signal = True
+            self._give_up_at = min(self._give_up_at, time.monotonic() + self._bounds.give_up_after)
+            if is_taking:
+                self._stop("signal")
+        elif is_taking and time.monotonic() >= self._bounds.stop_at:
+            self._stop("time")
+
+    def _stop(self, why: str) -> None:
+        if self.tally.stopped_by is None:
+            self.tally.stopped_by = why
+            for fetch in self._fetches:
+                fetch.stop()
+
+    def _pump(self) -> None:
+        """Acknowledge what is due and ask for more, each queue a fair part of the room there is."""
+        active = [fetch for fetch in self._fetches if not fetch.is_finished]
+        room = self._room() // len(active) if active else 0
+        for fetch in self._fetches:
+            fetch.flush()
+        for fetch in active:
+            fetch.ask(max(room, 1 if not self._unanswered and not fetch.outstanding else 0))
+
+    def _room(self) -> int:
+        """How many more messages may be asked for within the window, the memory and the bound on bytes."""
+        asked = sum(fetch.outstanding for fetch in self._fetches)
+        under_way = asked * self._expected_size + self._publisher.outstanding_bytes + self._parked_bytes
+        memory = (MEMORY - under_way) / self._expected_size
+        to_bound = (self._bounds.max_bytes - self.tally.bytes) / self._expected_size + 1 - asked
+        return max(int(min(WINDOW - asked - self._unanswered, memory, to_bound)), 0)
+
+    def _take(self, delivery: Delivery) -> None:
+        size = delivery.body_size
+        self.tally.got += 1
+        self.tally.bytes += size
+        self._unanswered += 1
+        # Falls slowly and rises at once: one large body makes room for more like it.
+        before = _SECOND_GUESS if self.tally.got == 1 else self._expected_size * 0.75
+        self._expected_size = max(size, before, 1024.0)
+        if self.tally.bytes >= self._bounds.max_bytes:
+            self._stop("bytes")
+        self._follow(delivery)
+
+    def _follow(self, delivery: Delivery) -> None:
+        instruction = self._handle(delivery)
+        if isinstance(instruction, Publish):
+            self._publisher.send(delivery, instruction)
+        elif isinstance(instruction, AwaitOrigin):
+            self._parked[instruction.origin].append(delivery)
+            self._parked_bytes += delivery.body_size
+        else:
+            self._hold(delivery, instruction)
+
+    def _hold(self, delivery: Delivery, hold: Hold) -> None:
+        delivery.chunks = None
+        self._count(hold.counts_as, hold.reason)
+        delivery.receipt.hold(delivery.tag)
+
+    def _count(self, counts_as: str, reason: str | None) -> None:
+        self._unanswered -= 1
+        self.tally.results[counts_as, reason] += 1
+
+    def confirmed(self, delivery: Delivery, publish: Publish) -> None:
+        self._count(publish.counts_as, publish.reason)
+        delivery.receipt.settle(delivery.tag)
+
+    def unconfirmed(self, delivery: Delivery, publish: Publish, reason: str) -> None:  # noqa: ARG002
+        self._hold(delivery, Hold(LEFT, reason))
+
+    def unroutable(self, delivery: Delivery, publish: Publish) -> None:
+        if publish.origin is None or delivery.resent:
+            self._hold(delivery, Hold(LEFT, "unroutable"))
+            return
+        # The queue may have been deleted and declared again, which loses the binding: bind and send once more.
+        delivery.resent = True
+        self._origins.forget(publish.origin)
+        self._parked[publish.origin].append(delivery)
+        self._parked_bytes += delivery.body_size
+
+    def _ask_for_origins(self) -> None:
+        for origin in list(self._parked):
+            if self._time_left() <= 0:
+                return
+            self._origins.prepare(origin)
+            self._look_up()
+            for delivery in self._parked.pop(origin):
+                self._parked_bytes -= delivery.body_size
+                self._follow(delivery)
+
+    def _finish(self) -> None:
+        """Nothing more is taken and what is settled is known; now the broker must know it too."""
+        self._connection.wire.after_read = None
+        self.tally.refused = {fetch.queue: fetch.lost for fetch in self._fetches if fetch.lost is not None}
+        self._leave_the_rest("not-confirmed")
+        for fetch in self._fetches:
+            fetch.release()
+        self._publisher.close()
+        self._connection.wait(lambda: all(fetch.is_closed for fetch in self._fetches), "channel.close")
+
+    def _last_words(self) -> None:
+        """If only an answer was missing, what is settled may still arrive and will not be doubled."""
+        if not self._connection.is_closing:
+            for fetch in self._fetches:
+                fetch.release()
+
+    def _leave_the_rest(self, reason: str) -> None:
+        self._publisher.abandon(reason)
+        for deliveries in self._parked.values():
+            for delivery in deliveries:
+                self._hold(delivery, Hold(LEFT, "origin-check-failed"))
+        self._parked.clear()
+        # What had not been handed over completely when the connection went away.
+        if self._unanswered:
+            self.tally.results[LEFT, reason] += self._unanswered
+            self._unanswered = 0

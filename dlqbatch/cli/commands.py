@@ -1,0 +1,116 @@
+"""The commands, their options and their help."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dlqbatch.cli import database, events, topology
+from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, overrides
+from dlqbatch.cli.failure import failed, say
+from dlqbatch.cli.job import run_job
+from dlqbatch.errors import DlqbatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+app = typer.Typer(
+    name="dlqbatch",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Without a command: one run of the job that the settings name, which is drain. "
+    "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 partial, 4 broker or database unreachable.",
+)
+app.add_typer(events.app, name="events")
+app.add_typer(database.app, name="db")
+app.add_typer(topology.app, name="topology")
+
+
+def _show_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        number = version("dlqbatch")
+    except PackageNotFoundError:
+        number = "(not installed, run from its folder)"
+    sys.stdout.write(f"dlqbatch {number}\n")
+    raise typer.Exit
+
+
+@app.callback()
+def about(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A scheduled batch processor for RabbitMQ dead letters and retries that loses nothing."""
+
+
+@app.command()
+def drain(
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    max_messages: Annotated[
+        int | None, typer.Option(help="Take at most so many messages; else as the setting says.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(help="Stop taking after so many bytes of bodies, such as 64MiB.")
+    ] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Take messages for at most so many seconds.")] = None,
+    allow_empty_policy: Annotated[
+        bool,
+        typer.Option(
+            "--allow-empty-policy",
+            help="Run although not a single event is configured: every failed message becomes a dead letter.",
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take what failed and decide by the policy: delay it, return it, or dead-letter it."""
+    given = {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
+    given["allow_empty_policy"] = allow_empty_policy or None
+    raise typer.Exit(run_job("drain", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
+
+
+@app.command()
+def demo(
+    settings: Settings = None,
+    *,
+    real_time: Annotated[
+        bool, typer.Option("--real-time", help="Wait 10, 15 and 20 seconds in the tiers, not fractions of them.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Watch three messages on a real broker: one passes, one fails for good, one passes at the second try."""
+    from dlqbatch.cli.demo import run_demo  # noqa: PLC0415  (pulls in Rich's live display)
+
+    raise typer.Exit(run_demo(overrides(settings), real_time=real_time, as_json=as_json))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Parse and run; usage errors end with 2, as every error of the configuration does."""
+    as_json = "--json" in arguments
+    try:
+        code: object = app(list(arguments), prog_name="dlqbatch", standalone_mode=False)
+    except typer.TyperException as error:
+        _say_misuse(error, as_json=as_json)
+        return error.exit_code
+    except DlqbatchError as error:
+        return failed(error, as_json=as_json)
+    return code if isinstance(code, int) else 0
+
+
+def _say_misuse(error: typer.TyperException, *, as_json: bool) -> None:
+    text = error.format_message().strip()
+    context: typer.Context | None = getattr(error, "ctx", None)
+    # Without a text it is a group without a command, and its help has just been shown.
+    if text:
+        hint = f"\n`{context.command_path} --help` shows what there is." if context is not None else ""
+        say("UsageError", text + hint, as_json=as_json)

@@ -1,0 +1,62 @@
+"""`dlqbatch db`: the schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlqbatch import wiring
+from dlqbatch.cli import table
+from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+
+app = typer.Typer(help="The schema of the database.", no_args_is_help=True)
+
+
+class Dialect(StrEnum):
+    postgresql = "postgresql"
+    sqlite = "sqlite"
+
+
+@app.command()
+def upgrade(
+    settings: Settings = None, config: Config = None, *, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Bring the schema up to date; an existing dlq_event_config is adopted as it is."""
+    loaded = configured(settings, config)
+    migrate = wiring.migrations()
+    url = loaded.database_url.get_secret_value()
+    shown: dict[str, object] = {"database": str(loaded.database_url)}
+    if dry_run:
+        before = migrate.current(url, connect_timeout=loaded.connect_timeout_seconds)
+        shown |= {"before": before, "after": "would be the newest"}
+    else:
+        if loaded.database_url_is_default:
+            Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        done = migrate.upgrade(url, connect_timeout=loaded.connect_timeout_seconds)
+        shown |= {"before": done.before, "after": done.after}
+    table.show([shown], tuple(shown), as_json=as_json)
+
+
+@app.command()
+def current(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
+    """Show the schema's version; none before the first upgrade."""
+    loaded = configured(settings, config)
+    version = wiring.migrations().current(
+        loaded.database_url.get_secret_value(), connect_timeout=loaded.connect_timeout_seconds
+    )
+    shown = {"database": str(loaded.database_url), "version": version}
+    table.show([shown], tuple(shown), as_json=as_json)
+
+
+@app.command()
+def sql(
+    dialect: Annotated[Dialect, typer.Argument(help="Whose SQL.")] = Dialect.postgresql, *, as_json: AsJson = False
+) -> None:
+    """Print everything that `upgrade` does to an empty database; it connects to none."""
+    text = wiring.migrations().sql(dialect.value)
+    sys.stdout.write(json.dumps({"dialect": dialect.value, "sql": text}) + "\n" if as_json else text)

@@ -1,0 +1,1 @@
+"""What cloud platforms send and offer."""

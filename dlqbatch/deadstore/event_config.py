@@ -1,0 +1,131 @@
+"""The policy's table, read once per run and edited by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    column,
+    delete,
+    func,
+    insert,
+    select,
+    table,
+    text,
+    update,
+)
+
+from dlqbatch.deadstore.engine import EVENT_TABLE, reading, where, writing
+from dlqbatch.errors import DatabaseUnreadable, SettingsError
+from dlqbatch.policy.events import EventRow
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+LONGEST_EVENT = 100
+_MOST_RETRIES = 2**31 - 1
+
+# Existing installations have exactly these columns; whatever else we need to know lives elsewhere.
+TABLE = Table(
+    EVENT_TABLE,
+    MetaData(),
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(LONGEST_EVENT), nullable=True),
+    Column("max_retries", Integer, nullable=True),
+)
+
+
+class EventConfig:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def read(self) -> list[EventRow]:
+        """All rows by id, in one SELECT; no other right is needed."""
+        with reading(self._engine) as connection:
+            found = connection.execute(select(TABLE).order_by(TABLE.c.id)).all()
+        rows = [EventRow(*row) for row in found]
+        for row in rows:
+            self._check(row)
+        return rows
+
+    def set(self, name: str, max_retries: int | None) -> EventRow:
+        """Change the row that counts for this name, or add one; None asks for the default number."""
+        _check_name(name)
+        if max_retries is not None and not 0 <= max_retries <= _MOST_RETRIES:
+            raise SettingsError(f"max_retries of '{name}' is {max_retries}; it is a number from 0 to {_MOST_RETRIES}")
+        with writing(self._engine) as connection:
+            _lock(connection)
+            row_id = connection.scalar(select(func.max(TABLE.c.id)).where(TABLE.c.name == name))
+            if row_id is None:
+                row_id = _insert(connection, name, max_retries)
+            else:
+                connection.execute(update(TABLE).where(TABLE.c.id == row_id).values(max_retries=max_retries))
+        return EventRow(row_id, name, max_retries)
+
+    def remove(self, name: str) -> int:
+        """Delete every row of this name; says how many there were."""
+        _check_name(name)
+        with writing(self._engine) as connection:
+            return connection.execute(delete(TABLE).where(TABLE.c.name == name)).rowcount
+
+    def _check(self, row: EventRow) -> None:
+        # SQLite stores any text in an integer column; a count that cannot be read must not pass as "not configured".
+        if type(row.name) not in {str, type(None)} or type(row.max_retries) not in {int, type(None)}:
+            raise DatabaseUnreadable(
+                where(self._engine.url),
+                f"row {row.id} of {EVENT_TABLE} holds name {row.name!r} and max_retries {row.max_retries!r}, "
+                "which are not a text and a whole number",
+            )
+
+
+def _check_name(name: str) -> None:
+    if len(name) > LONGEST_EVENT:
+        raise SettingsError(
+            f"'{name[:40]}…' has {len(name)} characters, but {EVENT_TABLE}.name holds {LONGEST_EVENT}. "
+            "Use a topic pattern, or put the event into application.properties (`dlqbatch.events.<key>`)"
+        )
+    if "\0" in name or not _can_be_stored(name):
+        raise SettingsError(f"{name!r} holds characters that no database keeps as text")
+
+
+def _can_be_stored(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _lock(connection: Connection) -> None:
+    # Two that choose an id at once would choose the same one. Also holds off other programs' writers; readers go on.
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"LOCK TABLE {EVENT_TABLE} IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def _insert(connection: Connection, name: str, max_retries: int | None) -> int:
+    if _numbers_itself(connection):
+        numbered = table(EVENT_TABLE, column("id", Integer), column("name"), column("max_retries"))
+        adding = insert(numbered).values(name=name, max_retries=max_retries).returning(numbered.c.id)
+        return int(connection.execute(adding).scalar_one())
+    row_id: int = (connection.scalar(select(func.max(TABLE.c.id))) or 0) + 1
+    connection.execute(insert(TABLE).values(id=row_id, name=name, max_retries=max_retries))
+    return row_id
+
+
+def _numbers_itself(connection: Connection) -> bool:
+    """Whether the id comes from a sequence, which would collide later with an id that we chose beside it."""
+    if connection.dialect.name != "postgresql":
+        return False
+    found = connection.execute(
+        text(
+            "SELECT atthasdef OR attidentity <> '' FROM pg_attribute "
+            "WHERE attrelid = to_regclass(:the_table) AND attname = 'id'"
+        ),
+        {"the_table": EVENT_TABLE},
+    )
+    return bool(found.scalar())

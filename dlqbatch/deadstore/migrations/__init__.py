@@ -1,0 +1,1 @@
+"""Alembic's side of the schema; `dlqbatch.deadstore.migrate` drives it."""

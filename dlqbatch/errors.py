@@ -1,0 +1,92 @@
+"""Everything that can go wrong, as one tree.
+
+DlqbatchError                   carries `exit_code`: what the command line ends with
+├── SettingsError          (2)  the configuration is wrong; nothing was connected to
+├── PolicyMissing          (2)  no table, or not a single event: nothing was moved
+├── TopologyMismatch       (2)  the broker holds a queue or exchange that differs from the settings
+├── TopologyMissing        (2)  a queue or exchange is not there and this job may not make it
+├── BrokerUnreachable      (4)  no connection, refused login, no such vhost
+├── BrokerLost             (4)  the connection went away before anything was taken
+├── ChannelRefused         (1)  the broker closed a channel; code and text are its own
+└── DatabaseUnreadable     (4)  the database cannot be reached, read or written
+
+The message of an error says what happened, where, and what to do next; it never holds a secret.
+"""
+
+from __future__ import annotations
+
+
+class DlqbatchError(Exception):
+    exit_code = 1
+
+
+class SettingsError(DlqbatchError):
+    """One or more settings are wrong; `problems` holds one sentence for each."""
+
+    exit_code = 2
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class PolicyMissing(DlqbatchError):
+    """The policy does not name a single event, so that every message would count as not configured."""
+
+    exit_code = 2
+
+
+class TopologyMismatch(DlqbatchError):
+    exit_code = 2
+
+    def __init__(self, kind: str, name: str, argument: str, found: str, wanted: str) -> None:
+        self.kind, self.name, self.argument, self.found, self.wanted = kind, name, argument, found, wanted
+        super().__init__(
+            f"{kind} '{name}' differs from the settings: {argument} is {found} on the broker, {wanted} is wanted. "
+            f"Nothing was moved. Set the option back, or delete the {kind} once it is empty and run again."
+        )
+
+
+class TopologyMissing(DlqbatchError):
+    exit_code = 2
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self.name = kind, name
+        super().__init__(f"{kind} '{name}' is not on the broker. Run `dlqbatch topology apply`, or check its name.")
+
+
+class BrokerUnreachable(DlqbatchError):
+    exit_code = 4
+
+    def __init__(self, where: str, why: str) -> None:
+        self.where, self.why = where, why
+        super().__init__(f"no connection to the broker at {where}: {why}. Nothing was taken.")
+
+
+class BrokerLost(DlqbatchError):
+    exit_code = 4
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"the connection to the broker was lost: {why}. What was not settled is back in its queue.")
+
+
+class ChannelRefused(DlqbatchError):
+    """The broker closed a channel."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code, self.text = code, text
+        super().__init__(f"the broker refused: {text} ({code})")
+
+    @property
+    def is_gone(self) -> bool:
+        # A 404 is also the answer while a queue's home node is down; only these two texts mean gone.
+        return self.code == 404 and ("no queue" in self.text or "no exchange" in self.text)  # noqa: PLR2004
+
+
+class DatabaseUnreadable(DlqbatchError):
+    exit_code = 4
+
+    def __init__(self, where: str, why: str) -> None:
+        self.where, self.why = where, why
+        super().__init__(f"the database at {where} cannot be used: {why}. No message was moved.")

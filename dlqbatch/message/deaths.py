@@ -1,0 +1,105 @@
+"""The broker's record of where and why a message died."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dlqbatch.message.headers import HISTORY, LAST_DEATH_QUEUE, LAST_DEATH_REASON, X_DEATH, Headers
+from dlqbatch.message.table import ARRAY, LONGEST_NAME, TABLE, Field, UnreadableTable, first_fields, first_item, items
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+LATEST_TIME: Final = 253402300799
+"""The last second of the year 9999; a later time is no date that anything else understands."""
+_REMEMBERED: Final = 1024
+_ORDINARY_SIZE: Final = 2048
+"""Bytes of an x-death that is worth remembering; more of them would fill the memory."""
+_DRAMATIQ_DEAD, _DRAMATIQ_DELAYED = ".XQ", ".DQ"
+
+
+class Death(NamedTuple):
+    """One entry of x-death; what is missing or of another type is empty."""
+
+    queue: str = ""
+    exchange: str = ""
+    routing_key: str = ""
+    reason: str = ""
+    times: int = 0
+    time: int | None = None
+    """Seconds since 1970."""
+    original_expiration: str | None = None
+
+
+def deaths(headers: Headers) -> tuple[Death, ...]:
+    """Newest first; ends where the entries stop being readable."""
+    x_death = headers.brokers.get(X_DEATH)
+    if x_death is None or x_death.tag != ARRAY:
+        return ()
+    return _remembered(x_death.value) if len(x_death.value) <= _ORDINARY_SIZE else _read_all(x_death.value)
+
+
+def past_deaths(headers: Headers) -> tuple[Death, ...]:
+    """Newest first: what the broker says now, then what our history keeps of it from earlier trips."""
+    history = headers.ours.get(HISTORY)
+    if history is None or history.tag != ARRAY:
+        return deaths(headers)
+    # Beside deaths the history holds tables of other headers, which name no queue.
+    return deaths(headers) + tuple(death for death in _read_all(history.value) if death.queue)
+
+
+def newest_death(headers: Headers, ignored_queues: Container[str], *, trust_last_death: bool) -> Death | None:
+    """The latest death outside `ignored_queues`.
+
+    x-death[0] is the newest on 3.x. From 4.0 the broker names the newest in x-last-death-*; before that, such a
+    header is a client's.
+    """
+    counting = [death for death in deaths(headers) if death.queue and death.queue not in ignored_queues]
+    if len(counting) > 1:
+        if counting[0].queue.endswith(_DRAMATIQ_DEAD):
+            # Dramatiq keeps its dead in NAME.XQ; a message that died there too failed where it died before.
+            name = counting[0].queue.removesuffix(_DRAMATIQ_DEAD)
+            counting = [death for death in counting if death.queue in (name, name + _DRAMATIQ_DELAYED)] or counting
+        if trust_last_death:
+            last = tuple(
+                headers.brokers.get(name, _NOTHING).as_text() for name in (LAST_DEATH_QUEUE, LAST_DEATH_REASON)
+            )
+            for death in counting:
+                if (death.queue, death.reason) == last:
+                    return death
+    return counting[0] if counting else None
+
+
+def _read_all(x_death: bytes) -> tuple[Death, ...]:
+    found: list[Death] = []
+    try:
+        for item in items(x_death):
+            if item.tag == TABLE:
+                found.append(_read(item.value))  # noqa: PERF401  (what came before an unreadable one counts)
+    except (UnreadableTable, IndexError):
+        return tuple(found)
+    return tuple(found)
+
+
+# Messages that failed in the same queue in the same second, with the same key, died the same death.
+_remembered = lru_cache(maxsize=_REMEMBERED)(_read_all)
+
+
+def _read(content: bytes) -> Death:
+    get = first_fields(content).get
+    keys, time = get(b"routing-keys", _NOTHING), get(b"time", _NOTHING).as_timestamp()
+    key = first_item(keys.value) if keys.tag == ARRAY else None
+    expiration = get(b"original-expiration", _NOTHING)
+    return Death(
+        get(b"queue", _NOTHING).as_text() or "",
+        get(b"exchange", _NOTHING).as_text() or "",
+        (key.as_text() or "") if key is not None else "",
+        get(b"reason", _NOTHING).as_text() or "",
+        get(b"count", _NOTHING).as_integer() or 0,
+        time if time is not None and time <= LATEST_TIME else None,
+        expiration.as_text() if len(expiration.value) <= LONGEST_NAME else None,
+    )
+
+
+_NOTHING: Final = Field(ord("V"), b"")

@@ -1,0 +1,129 @@
+"""An immutable view of one delivered message, and the journey that our headers tell of it."""
+
+from __future__ import annotations
+
+from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
+from typing import Final, NamedTuple
+
+from dlqbatch.message import headers as names
+from dlqbatch.message.deaths import LATEST_TIME
+from dlqbatch.message.headers import Headers, scan
+from dlqbatch.message.properties import Properties, split
+from dlqbatch.message.table import ARRAY, LONGEST_NAME, TEXT_TAGS, UnreadableTable, to_text
+
+
+class Origin(NamedTuple):
+    """Where a message failed; the queue is None when only exchange and key are known."""
+
+    queue: str | None
+    exchange: str | None
+    key: str
+
+    @property
+    def name(self) -> str:
+        """What a message is returned to; behind the default exchange the key is the queue."""
+        return self.queue if self.queue is not None else self.exchange or self.key
+
+
+class Journey(NamedTuple):
+    """What our headers say of a message; an empty id is one still to be given."""
+
+    id: str = ""
+    parent: str | None = None
+    retries: int | None = 0
+    trips: int = 0
+    origin: Origin | None = None
+    first_failed_at: int | None = None
+    attempt: int | None = None
+    expiration: str | None = None
+
+
+class Envelope(NamedTuple):
+    exchange: str
+    """The exchange it was delivered from, by the broker's word."""
+    routing_key: str
+    redelivered: bool
+    body_size: int
+    properties: Properties
+    headers: Headers | None
+    """None when the broker delivered a table that cannot be read."""
+
+
+def open_envelope(exchange: str, routing_key: str, redelivered: bool, body_size: int, properties: bytes) -> Envelope:
+    """Never raises: what cannot be read is an envelope without headers."""
+    try:
+        cut = split(properties)
+        headers = scan(cut.data, cut.table_start, cut.table_end)
+    except (UnreadableTable, IndexError, StructError):
+        cut = Properties(properties, 0, 2, 2, 2, len(properties), None, None)
+        return Envelope(exchange, routing_key, redelivered, body_size, cut, None)
+    return Envelope(exchange, routing_key, redelivered, body_size, cut, headers)
+
+
+_UNMARKED: Final = Journey()
+
+
+def journey_so_far(headers: Headers) -> Journey | str:
+    """What our own headers record, or the name of one that is not valid."""
+    if not headers.ours:
+        return _UNMARKED
+    texts: dict[bytes, str] = {}
+    numbers: dict[bytes, int] = {}
+    for name, field in headers.ours.items():
+        if name in _TEXTS:
+            tag, value = field
+            if tag not in TEXT_TAGS or len(value) > LONGEST_NAME:
+                return name.decode()
+            texts[name] = to_text(value)
+        elif name in _RANGES:
+            number = field.as_timestamp() if name == names.FIRST_FAILED_AT else field.as_integer()
+            if number is None or number not in _RANGES[name]:
+                return name.decode()
+            numbers[name] = number
+        elif name == names.HISTORY and field.tag != ARRAY:
+            return name.decode()
+    text_of, number_of = texts.get, numbers.get
+    return Journey(
+        text_of(names.ID, ""),
+        text_of(names.PARENT),
+        number_of(names.RETRIES, 0),
+        number_of(names.TRIPS, 0),
+        _origin(text_of(names.ORIGIN_QUEUE), text_of(names.ORIGIN_EXCHANGE), text_of(names.ORIGIN_KEY)),
+        number_of(names.FIRST_FAILED_AT),
+        number_of(names.ATTEMPT),
+        text_of(names.EXPIRATION),
+    )
+
+
+def valid_id(headers: Headers) -> str:
+    """The recorded id even where other headers of ours are not valid; empty if there is none."""
+    field = headers.ours.get(names.ID)
+    return (field.as_text() or "") if field is not None and len(field.value) <= LONGEST_NAME else ""
+
+
+_TEXTS: Final = frozenset(
+    (
+        names.ID,
+        names.PARENT,
+        names.EXPIRATION,
+        names.USER_ID,
+        names.ORIGIN_QUEUE,
+        names.ORIGIN_EXCHANGE,
+        names.ORIGIN_KEY,
+    )
+)
+_RANGES: Final = {
+    names.RETRIES: range(2**63),
+    names.TRIPS: range(2**63),
+    names.ATTEMPT: range(1, 2**63),
+    names.FIRST_FAILED_AT: range(LATEST_TIME + 1),
+}
+
+
+def _origin(queue: str | None, exchange: str | None, key: str | None) -> Origin | None:
+    if key is None:
+        return None
+    # Behind the default exchange the key is the queue. An empty name stands for none at all: the broker would take
+    # it for the queue that was declared last.
+    queue = queue or (key if exchange == "" else None) or None
+    return Origin(queue, exchange, key) if queue or exchange else None

@@ -1,0 +1,173 @@
+"""Properties for a republished message: foreign header bytes as they were, the broker's gone, ours written anew."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from dlqbatch.message import headers as names
+from dlqbatch.message.headers import X_DEATH, Headers
+from dlqbatch.message.properties import join
+from dlqbatch.message.table import (
+    ARRAY,
+    BYTES,
+    TABLE,
+    Field,
+    encode_field,
+    encode_integer,
+    encode_item,
+    encode_text,
+    encode_timestamp,
+    fields,
+    is_array,
+    items,
+    to_text,
+)
+
+if TYPE_CHECKING:
+    from dlqbatch.message.envelope import Envelope, Journey, Origin
+
+HISTORY_LIMIT: Final = 8192
+"""Bytes of history that travel with a message; the oldest deaths go first."""
+UNREADABLE: Final = b"dlqbatch-unreadable"
+
+
+def stamp(
+    envelope: Envelope,
+    journey: Journey,
+    *,
+    login: bytes,
+    limit: int,
+    reason: str | None = None,
+    dead_at: int | None = None,
+) -> bytes | None:
+    """The encoded properties, at most `limit` bytes; None if even our required headers do not fit.
+
+    A header table cannot be split over frames, so the history goes first, then what is optional of ours.
+    `login` is the user we are connected as; `dead_at` in seconds since 1970.
+    """
+    headers = envelope.headers or names.NONE
+    required = _required(journey, reason, dead_at)
+    optional = _optional(envelope, headers, journey, login)
+    if journey.retries is None:
+        # Retries that cannot be told mark a message whose own headers are not valid: they stay as evidence.
+        required += _evidence(headers, journey, required + optional)
+    foreign = headers.foreign
+    if envelope.headers is None:
+        foreign = encode_field(UNREADABLE, Field(BYTES, envelope.properties.data))
+    history = _history(headers)
+    for ours in (required + optional + history, required + optional, required):
+        encoded = join(envelope.properties, foreign + ours, login)
+        if len(encoded) <= limit:
+            return encoded
+    return None
+
+
+def _evidence(headers: Headers, journey: Journey, written: bytes) -> bytes:
+    passed_over = {name for name, _ in fields(written)} | _NEVER_EVIDENCE
+    if journey.origin is not None:
+        passed_over |= _ORIGIN_NAMES
+    return b"".join(encode_field(name, field) for name, field in headers.ours.items() if name not in passed_over)
+
+
+_NEVER_EVIDENCE: Final = frozenset((names.REASON, names.DEAD_AT, names.HISTORY))
+_ORIGIN_NAMES: Final = frozenset((names.ORIGIN_QUEUE, names.ORIGIN_EXCHANGE, names.ORIGIN_KEY))
+
+
+def _required(journey: Journey, reason: str | None, dead_at: int | None) -> bytes:
+    parts = encode_text(names.ID, journey.id) + _count(names.TRIPS, journey.trips)
+    if journey.retries is not None:
+        parts += _count(names.RETRIES, journey.retries)
+    if journey.origin is not None:
+        parts += _origin(journey.origin)
+    if journey.attempt is not None:
+        parts += _count(names.ATTEMPT, journey.attempt)
+    if reason is not None:
+        parts += encode_text(names.REASON, reason)
+    if dead_at is not None:
+        parts += encode_timestamp(names.DEAD_AT, dead_at)
+    return parts
+
+
+def _optional(envelope: Envelope, headers: Headers, journey: Journey, login: bytes) -> bytes:
+    parts = b""
+    if journey.parent is not None:
+        parts += encode_text(names.PARENT, journey.parent)
+    if journey.first_failed_at is not None:
+        parts += encode_timestamp(names.FIRST_FAILED_AT, journey.first_failed_at)
+    expiration = envelope.properties.expiration
+    if expiration is not None:
+        parts += encode_text(names.EXPIRATION, to_text(expiration))
+    elif journey.expiration is not None:
+        parts += encode_text(names.EXPIRATION, journey.expiration)
+    elif names.EXPIRATION in headers.ours:
+        parts += encode_field(names.EXPIRATION, headers.ours[names.EXPIRATION])
+    user = envelope.properties.user_id
+    if user is not None and user != login:
+        parts += encode_text(names.USER_ID, to_text(user))
+    elif names.USER_ID in headers.ours:
+        parts += encode_field(names.USER_ID, headers.ours[names.USER_ID])
+    return parts
+
+
+# The same few queues, keys and small numbers come thousands of times in a run.
+@lru_cache(maxsize=4096)
+def _origin(origin: Origin) -> bytes:
+    parts = encode_text(names.ORIGIN_KEY, origin.key)
+    if origin.exchange is not None:
+        parts = encode_text(names.ORIGIN_EXCHANGE, origin.exchange) + parts
+    if origin.queue is not None:
+        parts = encode_text(names.ORIGIN_QUEUE, origin.queue) + parts
+    return parts
+
+
+@lru_cache(maxsize=1024)
+def _count(name: bytes, number: int) -> bytes:
+    return encode_integer(name, number)
+
+
+_DEATHS_TELL_IT: Final = frozenset(name for name in names.BROKERS if name.startswith((b"x-first", b"x-last", X_DEATH)))
+
+
+def _history(headers: Headers) -> bytes:
+    """The deaths so far as an entry of the header table, newest first, the broker's entries byte for byte."""
+    brokers, old = headers.brokers, headers.ours.get(names.HISTORY)
+    if not brokers and old is None:
+        return b""
+    x_death = brokers.get(X_DEATH)
+    content = x_death.value if x_death is not None and _is_readable(x_death) else b""
+    # What no death tells is kept as a table of its own; an array that does not hold together, as plain bytes.
+    noted = b""
+    for name, field in brokers.items():
+        if not content or name not in _DEATHS_TELL_IT:
+            noted += encode_field(name, _as_bytes(field) if name == X_DEATH else field)
+    if old is not None:
+        if _is_readable(old):
+            content += old.value
+        else:
+            noted += encode_field(names.HISTORY, _as_bytes(old))
+    if noted:
+        content = encode_item(Field(TABLE, noted)) + content
+    if len(content) > HISTORY_LIMIT:
+        content = _cut(content)
+    return encode_field(names.HISTORY, Field(ARRAY, content))
+
+
+def _is_readable(field: Field) -> bool:
+    return field.tag == ARRAY and is_array(field.value)
+
+
+def _as_bytes(field: Field) -> Field:
+    return Field(BYTES, field.value) if field.tag == ARRAY else field
+
+
+def _cut(content: bytes) -> bytes:
+    kept: list[bytes] = []
+    size = 0
+    for item in items(content):
+        encoded = encode_item(item)
+        size += len(encoded)
+        if size > HISTORY_LIMIT:
+            break
+        kept.append(encoded)
+    return b"".join(kept)

@@ -1,0 +1,1 @@
+"""The jobs: each run is one bounded pass that yields a report."""

@@ -1,0 +1,190 @@
+"""The drain: one bounded pass over the retry queues, each message decided by the policy and moved or left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, assert_never
+
+from dlqbatch import logs
+from dlqbatch.message.delivery import AwaitOrigin, Delivery, Hold, Instruction, Publish
+from dlqbatch.message.envelope import Envelope, Journey, open_envelope
+from dlqbatch.message.stamp import stamp
+from dlqbatch.policy.decide import (
+    ATTEMPT_FAILED,
+    NOT_CONFIGURED,
+    RETRIES_EXHAUSTED,
+    Events,
+    Rules,
+    decide,
+    origin_gone,
+)
+from dlqbatch.policy.decision import DeadLetter, Decision, Delay, Leave, Return
+from dlqbatch.runs.budget import share
+from dlqbatch.runs.report import LEFT, Report, count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlqbatch.message.delivery import Route
+    from dlqbatch.message.envelope import Origin
+    from dlqbatch.policy.events import Policy
+    from dlqbatch.runs.ports import Broker, Origins
+    from dlqbatch.topology.ladder import Ladder
+
+log = logs.get(__name__)
+
+DELAYED, RETURNED, DEAD_LETTERED = "delayed", "returned", "dead_lettered"
+HEADERS_TOO_LARGE: Final = "headers-too-large"
+ORIGIN_UNCLEAR: Final = "origin-check-failed"
+_ROOM_FOR_A_DEATH: Final = 1024
+"""Bytes that the broker adds to the headers when a message leaves a delay queue."""
+
+
+_LOGGED_PER_REASON: Final = 20
+_PREVIEWED: Final = 100
+_ORDINARY: Final = frozenset({RETRIES_EXHAUSTED, NOT_CONFIGURED, ATTEMPT_FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Everything a run of the job needs, decided before it starts."""
+
+    broker: Broker
+    origins: Origins
+    ladder: Ladder
+    rules: Rules
+    load_policy: Callable[[], Policy]
+    """Called at most once, and only when there are messages; if it raises, none was touched."""
+    max_messages: int
+    dry_run: bool = False
+
+    def run(self) -> Report:
+        started = time.monotonic()
+        depths = self.broker.depths(
+            [source.queue for source in self.ladder.sources], (self.ladder.delay_exchange, self.ladder.dlq_exchange)
+        )
+        takes = {queue: limit for queue, limit in share(self.max_messages, depths).items() if limit}
+        if not takes:
+            return Report("drain", "ok", "empty", count({}, 0)[0], elapsed_seconds=time.monotonic() - started)
+        policy = self.load_policy()
+        handler = _Handler(self, policy)
+        tally = self.broker.transfer(takes, handler.handle)
+        counts, reasons = count(tally.results, tally.got)
+        took_all = sum(takes.values()) == sum(depths.values())
+        warnings = [*policy.warnings, *self.broker.warnings()]
+        if tally.lost is not None:
+            warnings.append(f"the connection to the broker was lost: {tally.lost}")
+        return Report(
+            "drain",
+            outcome="partial" if counts[LEFT] or tally.lost is not None else "ok",
+            stopped_by=tally.stopped_by or ("empty" if took_all else "messages"),
+            counts=counts,
+            reasons=reasons,
+            elapsed_seconds=time.monotonic() - started,
+            dry_run=self.dry_run,
+            warnings=tuple(warnings),
+            preview=tuple(handler.preview),
+        )
+
+
+class _Handler:
+    """One message after another: read, decide, say what is to be done. The hot path; it waits for nothing."""
+
+    def __init__(self, drain: Drain, events: Events) -> None:
+        self.preview: list[dict[str, str]] = []
+        self._events = events
+        self._ladder = drain.ladder
+        self._rules = drain.rules
+        self._origins = drain.origins
+        self._dry_run = drain.dry_run
+        self._first_stages = frozenset(source.queue for source in drain.ladder.sources if source.first_stage)
+        self._login = drain.broker.login
+        self._limit = drain.broker.properties_limit
+        self._logged: Counter[str] = Counter()
+        prefix, numbers = os.urandom(12).hex(), itertools.count()
+        self._new_id = lambda: f"{prefix}{next(numbers):08x}"
+
+    def handle(self, delivery: Delivery) -> Instruction:
+        envelope = open_envelope(
+            delivery.exchange, delivery.routing_key, delivery.redelivered, delivery.body_size, delivery.properties
+        )
+        queue = delivery.receipt.queue
+        now = int(time.time())
+        decision = decide(
+            envelope,
+            self._events,
+            self._rules,
+            first_stage=queue in self._first_stages,
+            now=now,
+            new_id=self._new_id,
+        )
+        instruction = self._instruct(envelope, decision, now)
+        if self._dry_run and isinstance(instruction, Publish):
+            self._show(queue, delivery, instruction)
+            return Hold(instruction.counts_as, instruction.reason)
+        return instruction
+
+    def _instruct(self, envelope: Envelope, decision: Decision, now: int) -> Instruction:
+        if isinstance(decision, Delay):
+            route = self._ladder.delay(decision.event, decision.tier)
+            properties = self._stamp(envelope, decision.journey, self._limit - _ROOM_FOR_A_DEATH)
+            return self._publish(decision.journey, route, properties, DELAYED)
+        if isinstance(decision, Return):
+            return self._return(envelope, decision, now)
+        if isinstance(decision, DeadLetter):
+            self._notice(decision.reason, decision.journey, decision.detail)
+            properties = self._stamp(envelope, decision.journey, self._limit, decision.text, now)
+            return self._publish(decision.journey, self._ladder.dead(), properties, DEAD_LETTERED, decision.reason)
+        if isinstance(decision, Leave):
+            return Hold(LEFT, decision.reason)
+        assert_never(decision)
+
+    def _return(self, envelope: Envelope, decision: Return, now: int) -> Instruction:
+        origin = decision.origin
+        route = self._origins.route(origin)
+        if route is not None:
+            properties = self._stamp(envelope, decision.journey, self._limit)
+            return self._publish(decision.journey, route, properties, RETURNED, origin=origin)
+        if self._origins.is_gone(origin):
+            return self._instruct(envelope, origin_gone(decision), now)
+        if self._origins.is_unclear(origin):
+            return Hold(LEFT, ORIGIN_UNCLEAR)
+        return AwaitOrigin(origin)
+
+    def _stamp(
+        self, envelope: Envelope, journey: Journey, limit: int, reason: str | None = None, dead_at: int | None = None
+    ) -> bytes | None:
+        return stamp(envelope, journey, login=self._login, limit=limit, reason=reason, dead_at=dead_at)
+
+    def _publish(
+        self,
+        journey: Journey,
+        route: Route,
+        properties: bytes | None,
+        counts_as: str,
+        reason: str | None = None,
+        origin: Origin | None = None,
+    ) -> Instruction:
+        if properties is None:
+            self._notice(HEADERS_TOO_LARGE, journey)
+            return Hold(LEFT, HEADERS_TOO_LARGE)
+        return Publish(journey.id, route, properties, counts_as, reason, origin)
+
+    def _notice(self, reason: str, journey: Journey, detail: str = "") -> None:
+        """A log line for what is out of the ordinary, until there are too many of a kind to be read."""
+        if reason in _ORDINARY:
+            return
+        self._logged[reason] += 1
+        if self._logged[reason] <= _LOGGED_PER_REASON:
+            queue = journey.origin.queue if journey.origin is not None else None
+            log.warning("unusual message", reason=reason, id=journey.id, origin=queue, detail=detail)
+
+    def _show(self, queue: str, delivery: Delivery, publish: Publish) -> None:
+        if len(self.preview) < _PREVIEWED:
+            shown = {"queue": queue, "routing_key": delivery.routing_key, "decision": publish.counts_as}
+            shown |= {"exchange": publish.route.exchange, "key": publish.route.key, "reason": publish.reason or ""}
+            self.preview.append(shown)

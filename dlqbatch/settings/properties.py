@@ -1,0 +1,131 @@
+"""Reading application.properties, line by line, so that every problem can say where it is."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from dlqbatch.settings.options import Entry
+from dlqbatch.settings.sources import Source, option_named, shown_key, unknown_property
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PREFIX = "dlqbatch."
+EVENTS_PREFIX = "dlqbatch.events."
+_LARGEST_FILE = 1024 * 1024
+_MOST_RETRIES = 2**31 - 1
+
+
+class _NotReadable(Exception):
+    """The file as a whole cannot be used; the text says why and what to do."""
+
+
+class PropertiesFile(Source):
+    """One application.properties; keys without our prefix belong to somebody else and are left alone."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._first_line: dict[str, int] = {}
+        self._events: dict[str, int | None] = {}
+        self.facts = {"events": self._events, "config_file": path}
+        try:
+            text = _text(path)
+        except _NotReadable as exc:
+            self.problems.append(f"{path} {exc}.")
+            return
+        for line, key, value in self._pairs(text):
+            if key.startswith(PREFIX):
+                self._take(line, key, value)
+
+    def _pairs(self, text: str) -> Iterator[tuple[int, str, str]]:
+        # Importing it costs some milliseconds of a cold start, which a run without a file need not pay.
+        from javaproperties import InvalidUEscapeError, KeyValue, parse  # noqa: PLC0415
+
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        lines, line, done = io.StringIO(text), 1, 0
+        while done < len(text):
+            try:
+                for element in parse(lines):
+                    if isinstance(element, KeyValue):
+                        yield line, element.key, element.value
+                    line += text.count("\n", done, lines.tell())
+                    done = lines.tell()
+            except InvalidUEscapeError:
+                # The parser cannot go on, but a new one can, after the line. The escape may be part of a password.
+                self.problems.append(
+                    f"{self._path}:{line} has a broken \\u escape; it takes four hexadecimal digits, "
+                    "and a backslash alone is written \\\\."
+                )
+                line += text.count("\n", done, lines.tell())
+                done = lines.tell()
+
+    def _take(self, line: int, key: str, value: str) -> None:
+        where = f"{self._path}:{line}"
+        is_event = key.startswith(EVENTS_PREFIX)
+        option = None if is_event else option_named(key.removeprefix(PREFIX))
+        if not is_event and option is None:
+            self.problems.append(unknown_property(key, where))
+            return
+        first = self._first_line.setdefault(option or key, line)
+        if first != line:
+            self.problems.append(
+                f"{shown_key(key)} ({where}) is already set in line {first}; which one counts must not be a guess, "
+                "so take one away."
+            )
+        elif option is not None:
+            self.add(option, Entry(shown_key(key), where, value))
+        else:
+            self._take_event(where, key, value.strip())
+
+    def _take_event(self, where: str, key: str, value: str) -> None:
+        event = key.removeprefix(EVENTS_PREFIX)
+        if not _is_text(event):
+            self.problems.append(f"{shown_key(key)} ({where}) holds half a character; write both \\u escapes of it.")
+        elif value and not (value.isascii() and value.isdecimal() and int(value[:20]) <= _MOST_RETRIES):
+            self.problems.append(
+                f"{shown_key(key)} ({where}) has a value that is no number of retries; it must be a whole number "
+                f"from 0 to {_MOST_RETRIES}, or empty for the default. A space, : or = inside a key takes a "
+                "backslash before it."
+            )
+        else:
+            self._events[event] = int(value) if value else None
+
+
+def _text(path: Path) -> str:
+    data = _bytes(path)
+    if b"\x00" in data:
+        raise _NotReadable("is not a text file in UTF-8 or Latin-1; save it as UTF-8 (a UTF-16 file looks like this)")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")  # what Java wrote for twenty years; it has no wrong bytes
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise _NotReadable("is a folder; it must be an application.properties file")
+        # Reading a pipe could wait for ever; an empty device is a common way to say "no file".
+        if not stat.S_ISREG(status.st_mode) and str(path) != os.devnull:
+            raise _NotReadable("is not a regular file; it must be an application.properties file")
+        if status.st_size > _LARGEST_FILE:
+            raise _NotReadable(f"has {status.st_size} bytes, more than settings can have; name the right file")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise _NotReadable("does not exist, but DLQBATCH_CONFIG names it; make it, or correct the name") from None
+    except (OSError, ValueError) as exc:
+        raise _NotReadable(f"cannot be read ({getattr(exc, 'strerror', None) or 'no valid path'})") from None
+
+
+def _is_text(event: str) -> bool:
+    try:
+        event.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,108 @@
+"""Addresses with a password in them: checked, kept, and never shown."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from pydantic import Secret
+
+_NEXT_URL = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+_SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential", re.IGNORECASE)
+_UNSAFE = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
+_ENCODE_HINT = "write @ as %40, : as %3A, / as %2F, ? as %3F and # as %23 inside a user name or password"
+_DATABASE_SCHEMES = {
+    "sqlite": "sqlite",
+    "postgresql+psycopg": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+}
+
+
+class SecretUrl(Secret[str]):
+    """A URL, or several with commas between them, that shows its password only to `get_secret_value()`."""
+
+    def _display(self) -> str:
+        return redact(self.get_secret_value())
+
+
+def redact(url: str) -> str:
+    """Mask what is secret in a URL or a comma-separated list of them; what is no URL is masked whole."""
+    return ",".join(_redact_one(part) for part in split_urls(url))
+
+
+def split_urls(text: str) -> tuple[str, ...]:
+    # Only a comma before the next scheme separates: a password may hold one.
+    return tuple(_NEXT_URL.split(text.strip()))
+
+
+def check_broker_url(url: SecretUrl) -> SecretUrl:
+    for one in split_urls(url.get_secret_value()):
+        parts = _split(one, "an amqp:// or amqps:// address", ("amqp", "amqps"))
+        if parts.query or parts.fragment:
+            raise ValueError(f"has a ? or # part, which a broker address cannot have; {_ENCODE_HINT}")
+        if "/" in parts.path[1:] or "@" in parts.path:
+            raise ValueError(f"has a / or @ in its virtual host; write them %2F and %40; {_ENCODE_HINT}")
+    return url
+
+
+def check_database_url(url: SecretUrl) -> SecretUrl:
+    """Accept what the dead store can open, and name the driver that SQLAlchemy is to use."""
+    scheme, separator, rest = url.get_secret_value().partition("://")
+    if not separator or scheme not in _DATABASE_SCHEMES:
+        raise ValueError(
+            "is not a database address; it must look like postgresql://user:password@host:5432/name "
+            "or sqlite:////folder/file.sqlite3"
+        )
+    if scheme == "sqlite":
+        if not rest.isprintable() or not rest.startswith("/"):
+            raise ValueError("names no file; write sqlite:/// and then the path, which begins with a / of its own")
+    else:
+        # The host may be missing: ?host=/run/postgresql is a socket.
+        _split(f"postgresql://{rest}", "a postgresql:// address", ("postgresql",), needs_host=False)
+    return SecretUrl(f"{_DATABASE_SCHEMES[scheme]}://{rest}")
+
+
+def check_management_url(url: SecretUrl) -> SecretUrl:
+    parts = _split(url.get_secret_value(), "an http:// or https:// address", ("http", "https"))
+    if parts.query or parts.fragment:
+        raise ValueError(f"has a ? or # part, which the management address cannot have; {_ENCODE_HINT}")
+    return url
+
+
+def _split(url: str, kind: str, schemes: tuple[str, ...], *, needs_host: bool = True) -> SplitResult:
+    wrong = f"is not {kind}, such as {schemes[0]}://user:password@host:port/name"
+    # urlsplit drops tabs and newlines without a word, and its own errors quote the password.
+    if _UNSAFE.search(url):
+        raise ValueError(f"{wrong}; it holds a space or a control character")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(f"has no valid host and port (1 to 65535); {_ENCODE_HINT}") from None
+    if port == 0:
+        raise ValueError("has port 0; a port is 1 to 65535")
+    if parts.scheme not in schemes or (needs_host and not host):
+        raise ValueError(wrong)
+    if host and "," in host:
+        raise ValueError("has a comma in its host; write several hosts as several whole addresses")
+    return parts
+
+
+def _redact_one(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "***"
+    # The last @ ends the secret part, even where a password holds an @ or a / that should have been encoded.
+    secret, at, place = ("", "", rest) if scheme == "sqlite" else rest.rpartition("@")
+    if "?" in secret:  # nobody can tell which side of the ? or of the @ is the password
+        return f"{scheme}://***"
+    user, colon, _ = secret.partition(":")
+    shown = f"{user}:***@" if colon else "***@" if at else ""
+    path, question, query = place.partition("?")
+    return f"{scheme}://{shown}{path}{question}{'&'.join(_redact_parameter(pair) for pair in query.split('&'))}"
+
+
+def _redact_parameter(pair: str) -> str:
+    name, equals, _ = pair.partition("=")
+    return f"{name}=***" if equals and _SECRET_PARAMETER.search(unquote(name)) else pair

@@ -1,0 +1,11 @@
+"""Private servers for tests and for the demo: standard library only, because they run before anything is installed.
+
+server     one process with all it forks: start, stop, kill, restart; nothing outlives the program that started it
+rabbitmq   a RabbitMQ node with its own epmd
+postgres   a PostgreSQL cluster
+management the HTTP API of RabbitMQ's management plugin
+amqp       does a broker let this user in?
+guard      the process that ends what a killed program left running
+
+Linux only: it reads /proc.
+"""

@@ -1,0 +1,169 @@
+"""A private RabbitMQ node on loopback, with its own epmd, cookie, ports and data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .amqp import accepts
+from .management import Management, ManagementError
+from .server import LOOPBACK, Server, ServiceError, free_ports
+
+if TYPE_CHECKING:
+    import signal
+
+MISSING = (
+    "no rabbitmq-server is installed. On Debian or Ubuntu: sudo apt-get install rabbitmq-server "
+    "(its own broker is not needed: sudo systemctl disable --now rabbitmq-server)."
+)
+# Small and quick rather than tuned: statistics twice a second, and no alarm on a nearly full development disk.
+CONFIG = """\
+listeners.tcp.1 = {host}:{port}
+management.tcp.ip = {host}
+management.tcp.port = {management_port}
+collect_statistics_interval = 500
+disk_free_limit.absolute = 50MB
+"""
+
+
+def installed_sbin() -> Path:
+    """The folder of an installed broker's own scripts."""
+    # Debian's scripts in /usr/sbin change to the user rabbitmq; those in /usr/lib do not.
+    folders = [Path("/usr/lib/rabbitmq/bin")]
+    folders += sorted(Path("/").glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin"), reverse=True)
+    folders += sorted(Path("/").glob("opt/rabbitmq*/sbin"), reverse=True)
+    on_path = shutil.which("rabbitmq-server")
+    if on_path and Path(on_path).resolve().name == "rabbitmq-server":
+        folders.append(Path(on_path).resolve().parent)
+    for folder in folders:
+        if os.access(folder / "rabbitmq-server", os.X_OK) and (folder / "rabbitmq-env").exists():
+            return folder
+    raise ServiceError(MISSING)
+
+
+class Epmd(Server):
+    """Erlang's port mapper, one per node or one for a cluster's nodes."""
+
+    title = "epmd"
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        super().__init__(folder)
+        self.port = port or free_ports(1)[0]
+        self.log = folder / "epmd.log"
+
+    def launch(self) -> None:
+        program = shutil.which("epmd") or next(map(str, Path("/usr/lib/erlang").glob("erts-*/bin/epmd")), None)
+        if program is None:
+            raise ServiceError("Erlang's epmd is not installed; it comes with rabbitmq-server.")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.spawn([program, "-address", LOOPBACK, "-port", str(self.port)], {"PATH": os.defpath})
+
+    def ready(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, self.port), 1.0):
+            return True
+        return False
+
+
+class RabbitNode(Server):
+    """One broker node; `sbin` may be of another version than the installed one."""
+
+    title = "RabbitMQ"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        sbin: Path | None = None,
+        name: str | None = None,
+        port: int | None = None,
+        management_port: int | None = None,
+        epmd: Epmd | None = None,
+        cookie: str | None = None,
+        config: str = "",
+    ) -> None:
+        super().__init__(folder)
+        self.sbin = sbin or installed_sbin()
+        spare = free_ports(4)
+        self.port = port or spare[0]
+        self.management_port = management_port or spare[1]
+        self.distribution_port = spare[2]
+        self.name = name or f"dlqbatch-{self.port}@localhost"
+        self.log = folder / "node.log"
+        self.cookie = cookie or secrets.token_hex(16)
+        self.config = CONFIG.format(host=LOOPBACK, port=self.port, management_port=self.management_port) + config
+        self._own_epmd = Epmd(folder, spare[3]) if epmd is None else None
+        self.epmd_port = spare[3] if epmd is None else epmd.port
+
+    @property
+    def url(self) -> str:
+        """The default virtual host, as guest."""
+        return f"amqp://guest:guest@{LOOPBACK}:{self.port}/%2F"
+
+    @property
+    def management_url(self) -> str:
+        return f"http://guest:guest@{LOOPBACK}:{self.management_port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the node runs with, and what rabbitmqctl needs to reach it."""
+        settings = {
+            "NODENAME": self.name,
+            "NODE_IP_ADDRESS": LOOPBACK,
+            "NODE_PORT": str(self.port),
+            "DIST_PORT": str(self.distribution_port),
+            "MNESIA_BASE": str(self.folder / "data"),
+            "MNESIA_DIR": str(self.folder / "data" / "node"),
+            "PLUGINS_EXPAND_DIR": str(self.folder / "plugins-expanded"),
+            "LOG_BASE": str(self.folder),
+            "LOGS": "-",  # to stdout, where what goes wrong before there is a log goes as well
+            "PID_FILE": str(self.folder / "node.pid"),
+            "CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "CONFIG_FILES": str(self.folder / "conf.d"),
+            "ADVANCED_CONFIG_FILE": str(self.folder / "advanced.config"),
+            "GENERATED_CONFIG_DIR": str(self.folder / "generated"),
+            "ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
+            "CONF_ENV_FILE": str(self.folder / "rabbitmq-env.conf"),
+            "SERVER_ADDITIONAL_ERL_ARGS": "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}",
+        }
+        # Nothing is inherited but the path: an RABBITMQ_ variable of the caller's must not bend this node.
+        return {f"RABBITMQ_{key}": value for key, value in settings.items()} | {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LANG": "C.UTF-8",
+            "HOME": str(self.folder),
+            "ERL_EPMD_PORT": str(self.epmd_port),
+            "ERL_EPMD_ADDRESS": LOOPBACK,
+        }
+
+    def launch(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        cookie = self.folder / ".erlang.cookie"
+        if not cookie.exists():
+            cookie.write_text(self.cookie)
+            cookie.chmod(0o400)  # Erlang refuses a cookie that others can read
+        (self.folder / "rabbitmq.conf").write_text(self.config)
+        (self.folder / "enabled_plugins").write_text("[rabbitmq_management].\n")
+        (self.folder / "rabbitmq-env.conf").touch()
+        if self._own_epmd is not None:
+            self._own_epmd.start()
+        # "Under systemd" the script replaces itself by the Erlang machine, so that our process id is the broker's;
+        # else a shell stays between them, and its own handling of signals.
+        self.spawn([str(self.sbin / "rabbitmq-server")], self.environment | {"RUNNING_UNDER_SYSTEMD": "true"})
+
+    def ready(self) -> bool:
+        if not accepts(self.url):
+            return False
+        try:
+            Management(self.management_url).get("overview")
+        except (OSError, ManagementError):
+            return False
+        return True
+
+    def _end(self, number: signal.Signals, timeout: float) -> None:
+        super()._end(number, timeout)
+        if self._own_epmd is not None:
+            self._own_epmd.kill()

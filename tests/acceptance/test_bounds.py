@@ -1,0 +1,219 @@
+"""How far a run goes: what a dry run leaves alone, the bounds, signals, and the rights it needs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from program import DLQ, RETRY_QUEUE, ROOT, Client, Program
+from slow_link import SlowLink
+
+if TYPE_CHECKING:
+    from scripts.servers.management import Management
+
+ORIGIN = "orders-queue"
+COUNTS = ("delayed", "returned", "dead_lettered", "recorded", "moved", "left")
+
+
+def a_bit_of_everything(team: Client) -> int:
+    """One message for every decision; how many there are."""
+    team.make_origin(ORIGIN)
+    team.fail(ORIGIN, "orders.created", b"delayed")
+    team.fail(ORIGIN, "payment.card", b"exhausted")
+    team.fail(ORIGIN, "not.configured", b"not configured")
+    team.fail(ORIGIN, "orders.created", b"malformed", headers={"dlqbatch-retries": -1})
+    team.publish("retry-exchange", "retry-routing-key", b"of unknown origin")
+    return 5
+
+
+def test_a_dry_run_tells_exactly_what_the_run_after_it_does_and_moves_nothing(program: Program, team: Client) -> None:
+    number = a_bit_of_everything(team)
+    team.make_origin("doomed-queue", exchange="doomed")
+    team.fail("doomed-queue", "orders.doomed", b"homeless", exchange="doomed")
+    program.run("drain")  # into the tiers, from where they come back
+    team.await_depth("retry-queue-1", 2)
+    team.channel.queue_delete("doomed-queue")
+    a_bit_of_everything(team)
+    queues = (RETRY_QUEUE, "retry-queue-1", DLQ, ORIGIN)
+    before = [team.contents(queue) for queue in queues]
+
+    planned = program.run("drain", "--dry-run", "--json")
+    in_words = program.run("drain", "--dry-run")
+
+    assert planned.code == 0, planned.said
+    assert [team.contents(queue) for queue in queues] == before
+    assert in_words.out.startswith("dry run of drain: ok")
+    real = program.run("drain", "--json")
+    plan, done = planned.told, real.told
+    assert plan["dry_run"] is True
+    assert plan["counts"] == done["counts"]
+    assert plan["reasons"] == done["reasons"]
+    assert done["counts"] == {
+        "got": number + 2,
+        "delayed": 1,
+        "returned": 1,
+        "dead_lettered": 5,
+        "recorded": 0,
+        "moved": 0,
+        "left": 0,
+    }
+    assert {(one["queue"], one["decision"], one["reason"]) for one in plan["preview"]} == {
+        (RETRY_QUEUE, "delayed", ""),
+        (RETRY_QUEUE, "dead_lettered", "retries-exhausted"),
+        (RETRY_QUEUE, "dead_lettered", "not-configured"),
+        (RETRY_QUEUE, "dead_lettered", "malformed"),
+        (RETRY_QUEUE, "dead_lettered", "origin-unknown"),
+        ("retry-queue-1", "returned", ""),
+        ("retry-queue-1", "dead_lettered", "origin-gone"),
+    }
+
+
+def test_a_dry_run_declares_nothing(program: Program, team: Client, management: Management) -> None:
+    for queue in [one["name"] for one in management.queues()]:
+        team.channel.queue_delete(queue)
+    done = program.run("drain", "--dry-run")
+    assert done.code == 2
+    assert "topology apply" in done.err
+    assert management.queues() == []
+
+
+def many(team: Client, number: int, size: int = 10) -> None:
+    """As many failures as wanted, in the retry queue, with their origin in the broker's own words."""
+    team.make_origin(ORIGIN)
+    team.expire("orders", "orders.created", (b"%06d" % n + b"." * (size - 6) for n in range(number)))
+    team.await_depth(RETRY_QUEUE, number)
+
+
+@pytest.mark.parametrize("bound", [1, 7, 20, 21])
+def test_exactly_max_messages_are_taken(program: Program, team: Client, bound: int) -> None:
+    many(team, 20)
+    told = program.run("drain", "--max-messages", str(bound), "--json").told
+    taken = min(bound, 20)
+    assert (told["counts"]["got"], told["counts"]["delayed"]) == (taken, taken)
+    assert told["stopped_by"] == ("messages" if bound < 20 else "empty")
+    assert team.depth(RETRY_QUEUE) == 20 - taken
+
+
+def test_taking_ends_at_max_bytes(program: Program, team: Client) -> None:
+    many(team, 20, size=1000)
+    told = program.run("drain", "--max-bytes", "5kB", "--json").told
+    assert (told["outcome"], told["stopped_by"]) == ("ok", "bytes")
+    assert told["counts"]["got"] == told["counts"]["delayed"] == 5
+    assert team.depth(RETRY_QUEUE) == 15
+
+
+def test_taking_ends_at_max_seconds(program: Program, team: Client, broker_url: str) -> None:
+    many(team, 2000, size=1000)
+    with SlowLink(broker_url, pause_after=100_000) as link:
+        done = program.but(broker_url=link.url).start("drain", "--max-seconds", "1.5", "--json")
+        assert link.paused.wait(20)
+        assert link.quiet_for(1.6)
+        link.go_on()
+        out, err = done.communicate(timeout=30)
+    told = json.loads(out)
+    assert (done.returncode, told["outcome"], told["stopped_by"]) == (0, "ok", "time"), err
+    assert 0 < told["counts"]["got"] == told["counts"]["delayed"] < 2000
+    team.await_depth(RETRY_QUEUE, 2000 - told["counts"]["got"])
+    team.await_depth("retry-queue-1", told["counts"]["got"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_in_order_and_everything_taken_is_settled(
+    program: Program, team: Client, broker_url: str, number: signal.Signals
+) -> None:
+    many(team, 2000, size=1000)
+    with SlowLink(broker_url, pause_after=100_000) as link:
+        done = program.but(broker_url=link.url).start("drain", "--json")
+        assert link.paused.wait(20)
+        done.send_signal(number)
+        link.go_on()
+        out, err = done.communicate(timeout=30)
+    told = json.loads(out)
+    assert (done.returncode, told["outcome"], told["stopped_by"]) == (0, "ok", "signal"), err
+    assert told["counts"]["got"] == sum(told["counts"][name] for name in COUNTS)
+    assert 0 < told["counts"]["got"] == told["counts"]["delayed"] < 2000
+    team.await_depth(RETRY_QUEUE, 2000 - told["counts"]["got"])
+    team.await_depth("retry-queue-1", told["counts"]["got"])
+
+
+def test_messages_that_come_back_at_once_do_not_keep_a_run_alive(
+    program: Program, team: Client, broker_url: str
+) -> None:
+    many(team, 200)
+    program.run("drain")
+    team.await_depth("retry-queue-1", 200)
+    stop = threading.Event()
+
+    def reject_everything() -> None:
+        consumer = Client(broker_url)
+        while not stop.is_set():
+            consumer.reject_all(ORIGIN)
+        consumer.close()
+
+    failing = threading.Thread(target=reject_everything)
+    failing.start()
+    try:
+        told = program.run("drain", "--json").told
+    finally:
+        stop.set()
+        failing.join(20)
+    assert (told["counts"]["got"], told["counts"]["returned"], told["stopped_by"]) == (200, 200, "empty")
+    team.reject_all(ORIGIN)
+    team.await_depth(RETRY_QUEUE, 200)
+
+
+ESCAPES = "\x1b[31mred\x1b]0;title\x07\r\x9b1m"
+
+
+def test_terminal_escapes_of_a_message_never_reach_the_terminal(program: Program, team: Client) -> None:
+    queue = f"queue-{ESCAPES}".replace("\r", "")  # the broker itself takes that out of a queue's name
+    team.make_origin(queue)
+    team.fail(queue, f"orders.{ESCAPES}", b"one")
+    team.fail(queue, ESCAPES, b"two", headers={"dlqbatch-retries": "\x1b[2J"})
+    team.publish("retry-exchange", "retry-routing-key", b"three", {"x-original-exchange": ESCAPES})
+    for arguments in (("drain", "--dry-run"), ("drain",), ("events", "test", f"orders.{ESCAPES}")):
+        done = program.but(log_format="text").run(*arguments)
+        assert done.code == 0, done.said
+        assert set(done.said.replace("\n", "")).isdisjoint(set(map(chr, range(32))) | {"\x7f", "\x9b"})
+    team.await_depth("retry-queue-1", 1)
+    team.channel.queue_delete(queue)
+    done = program.but(log_format="text").run("drain")
+    assert "origin-gone" in done.out
+    assert "\x1b" not in done.said
+
+
+# --- permissions -----------------------------------------------------------------------------------------------------
+
+# As docs/drain.md has them, for a broker on which an administrator has declared the ladder.
+PERMISSIONS = {
+    "read": r"^(retry-queue(-\d+)?|dlqbatch\.return\..*)$",
+    "write": r"^(route-delay|dlq-exchange|dlqbatch\.return\..*|orders-queue)$",
+    "configure": r"^dlqbatch\.return\..*$",
+}
+
+
+def test_the_permissions_in_the_docs_are_enough(
+    program: Program, team: Client, management: Management, broker_url: str
+) -> None:
+    for pattern in PERMISSIONS.values():
+        assert pattern.replace("orders-queue", "ORIGINS") in (ROOT / "docs" / "drain.md").read_text()
+    user = f"least-{management.vhost}"
+    management.put(f"users/{user}", {"password": "x", "tags": ""})
+    try:
+        management.put(f"permissions/{management.vhost}/{user}", PERMISSIONS)
+        least = program.but(broker_url=broker_url.replace("guest:guest", f"{user}:x"))
+        team.make_origin(ORIGIN)
+        team.fail(ORIGIN, "orders.created", b"returned")
+        assert least.run("drain", "--json").told["counts"]["delayed"] == 1
+        team.await_depth("retry-queue-1", 1)
+        team.fail(ORIGIN, "not.configured", b"dead")
+        done = least.run("drain", "--json")
+    finally:
+        management.delete(f"users/{user}")
+    assert done.code == 0, done.said
+    assert (done.told["counts"]["returned"], done.told["counts"]["dead_lettered"]) == (1, 1)
+    assert [(one.routing_key, one.body) for one in team.contents(ORIGIN)] == [("orders.created", b"returned")]
+    assert "warnings" not in done.told

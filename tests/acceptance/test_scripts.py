@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pika
+import psycopg
+import pytest
+
+from scripts.servers.amqp import accepts
+from scripts.servers.management import Management
+from scripts.servers.postgres import PostgresCluster
+from scripts.servers.rabbitmq import RabbitNode, installed_sbin
+from scripts.servers.server import ServiceError, descendants, free_port, is_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SERVICES = Path(__file__).parents[2] / "scripts" / "services.py"
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def mentions(folder: Path) -> list[int]:
+    """Processes that run in this folder or name it in their command or environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and is_alive(int(entry.name)):
+            try:
+                about = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                about += bytes((entry / "cwd").readlink())
+            except OSError:
+                continue
+            if str(folder).encode() in about:
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_node_keeps_its_durable_queue_over_a_kill_and_leaves_no_process_behind(work_folder: Path) -> None:
+    node = RabbitNode(work_folder / "rabbitmq").start()
+    try:
+        with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("kept", durable=True)
+            channel.basic_publish("", "kept", b"still here", pika.BasicProperties(delivery_mode=2), mandatory=True)
+        first = [node.pid, *descendants(node.pid)]
+
+        node.kill()
+
+        assert not any(is_alive(pid) for pid in first)
+        assert not accepts(node.url)
+        assert mentions(work_folder) == []
+
+        node.restart()
+
+        with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+            _, _, body = connection.channel().basic_get("kept", auto_ack=True)
+        assert body == b"still here"
+        assert Management(node.management_url).queue("kept")["durable"] is True
+    finally:
+        node.abandon()
+    assert mentions(work_folder) == []
+
+
+def test_a_cluster_keeps_what_was_committed_over_a_kill_and_leaves_no_process_behind(work_folder: Path) -> None:
+    cluster = PostgresCluster(work_folder / "postgres").start()
+    address = cluster.url.replace("+psycopg", "")
+    try:
+        with psycopg.connect(address) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 'still here' AS text")
+            assert connection.execute("SHOW fsync").fetchone() == ("on",)
+        cluster.kill()
+        assert mentions(work_folder) == []
+        cluster.restart()
+        with psycopg.connect(address) as connection:
+            assert connection.execute("SELECT text FROM kept").fetchone() == ("still here",)
+        cluster.stop()
+        assert mentions(work_folder) == []
+        cluster.restart()
+    finally:
+        cluster.abandon()
+    assert mentions(work_folder) == []
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """`services.py run` with a command that waits, and the folder of its servers."""
+    told = tmp_path / "told"
+    script = f"import os, sys; open({str(told)!r}, 'w').write(os.environ['X_DATABASE_URL']); sys.stdin.read()"
+    command = [str(SERVICES), "run", "--postgres", "--prefix", "X_", "--", sys.executable, "-c", script]
+    with subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert eventually(lambda: told.exists() and told.read_text() != "")
+            with psycopg.connect(told.read_text().replace("+psycopg", "")) as connection:
+                row = connection.execute("SHOW data_directory").fetchone()
+            assert row is not None
+            yield process, Path(row[0]).parents[1]
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_signalled_leaves_neither_process_nor_folder(
+    running: tuple[subprocess.Popen[bytes], Path], number: signal.Signals
+) -> None:
+    process, folder = running
+    assert folder.exists()
+    assert mentions(folder) != []
+    process.send_signal(number)
+    code = process.wait(20)
+    # Told to end, it ends as its command did; killed, it leaves that to the guard.
+    assert code == {signal.SIGTERM: 128 + 15, signal.SIGINT: 128 + 2, signal.SIGKILL: -9}[number]
+    assert eventually(lambda: mentions(folder) == [] and not folder.exists())
+
+
+def test_a_run_ends_with_the_exit_code_of_its_command() -> None:
+    command = [sys.executable, str(SERVICES), "run", "--", sys.executable, "-c", "raise SystemExit(7)"]
+    assert subprocess.run(command, check=False).returncode == 7
+
+
+def test_a_node_that_cannot_start_says_so_with_the_end_of_its_log(work_folder: Path) -> None:
+    node = RabbitNode(work_folder / "rabbitmq", config="no.such.setting = 1\n")
+    with pytest.raises(ServiceError, match=r"(?s)RabbitMQ ended with code .*no\.such\.setting"):
+        node.start()
+    assert mentions(work_folder) == []
+
+
+def test_a_taken_port_is_an_error_that_names_the_server(work_folder: Path) -> None:
+    with PostgresCluster(work_folder / "one").start() as first:
+        second = PostgresCluster(work_folder / "two", port=first.port)
+        with pytest.raises(ServiceError, match=r"(?s)PostgreSQL ended with code .*Address already in use"):
+            second.start()
+
+
+def test_a_broker_accepts_only_a_login_and_a_virtual_host_that_it_knows(broker_url: str) -> None:
+    server, _, vhost = broker_url.rpartition("/")
+    assert accepts(broker_url)
+    assert not accepts(f"{server}/no-such-vhost")
+    assert not accepts(f"{server.replace('guest:guest', 'guest:wrong')}/{vhost}")
+    assert not accepts(f"amqp://guest:guest@127.0.0.1:{free_port()}/{vhost}")
+
+
+def test_the_scripts_of_the_package_itself_are_used_because_the_others_change_the_user() -> None:
+    wrapper = "rabbitmq-script-wrapper"
+    assert wrapper not in (installed_sbin() / "rabbitmq-server").resolve().name

@@ -1,0 +1,173 @@
+"""A drain is cut at any instant of its work, again and again; then runs are made until it is quiet.
+
+Whatever the cut, nothing is lost and nothing changed. What may be doubled is what was under way at a cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+from rawamqp import AmqpError, Peer
+from stage import PLACES, arrived, ordinary, put, report_of, set_stage, verify, waiting
+
+from dlqbatch.broker.transfer import WINDOW
+from scripts.servers.management import Management
+from scripts.servers.rabbitmq import RabbitNode
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from rawamqp import Seen
+    from stage import Stage
+
+
+Answer = TypeVar("Answer")
+
+DEPTH = 5_000
+"""Messages on the queues whenever a drain is started."""
+KILLS, STOPS, CLOSES = 12, 5, 5
+DONE, PARTIAL, UNREACHABLE = 0, 3, 4
+
+
+class Scene:
+    """A stage with a drain that is started again and again on refilled queues."""
+
+    def __init__(self, stage: Stage, peer: Peer) -> None:
+        self.stage = stage
+        self.peer = peer
+        self.expected: dict[bytes, Seen] = {}
+        seed = secrets.randbits(32)
+        sys.stdout.write(f"seed {seed}\n")  # pytest shows it when the test fails
+        self.random = random.Random(seed)
+
+    def refill(self) -> None:
+        # What a cut drain held comes back only when the broker has noticed.
+        self.peer.wait_for(self.is_complete, "all messages to be where they can be counted")
+        start = len(self.expected)
+        self.expected |= put(self.peer, ordinary(range(start, start + DEPTH - waiting(self.peer))))
+
+    def is_complete(self) -> bool:
+        return waiting(self.peer) + arrived(self.peer) >= len(self.expected)
+
+    def start_and_reach_the_middle(self) -> subprocess.Popen[bytes]:
+        """A drain of the refilled queues that has moved some of them, by chance few or many."""
+        self.refill()
+        before = arrived(self.peer)
+        process = self.stage.start()
+        wanted = before + self.random.randint(1, DEPTH * 3 // 4)
+        self.peer.wait_for(lambda: arrived(self.peer) >= wanted or process.poll() is not None, "the drain to be at it")
+        return process
+
+    def finish(self) -> int:
+        """Runs until it is quiet, then the number of copies too many."""
+        self.peer.wait_for(self.is_complete, "all messages to be where they can be counted")
+        settings = self.stage.settings()
+        while waiting(self.peer):
+            assert self.stage.drain(settings)["outcome"] == "ok"
+        found = self.peer.read(*PLACES)
+        sys.stdout.write(f"{len(found)} found, {len(self.expected)} expected\n")
+        return verify(self.stage, self.expected, found)
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def scene(request: pytest.FixtureRequest, broker_url: str, management: Management, tmp_path: Path) -> Iterator[Scene]:
+    with (
+        set_stage(broker_url, management, tmp_path, DLQBATCH_QUEUE_TYPE=request.param) as stage,
+        Peer(broker_url) as peer,
+    ):
+        yield Scene(stage, peer)
+
+
+@pytest.mark.slow
+def test_a_drain_killed_at_any_instant_loses_nothing_and_doubles_only_what_was_under_way(scene: Scene) -> None:
+    killed = 0
+    for _ in range(KILLS):
+        process = scene.start_and_reach_the_middle()
+        process.kill()
+        process.communicate(timeout=30)
+        killed += process.returncode == -signal.SIGKILL
+    assert killed > KILLS // 2
+    assert scene.finish() <= WINDOW * killed
+
+
+@pytest.mark.slow
+def test_a_drain_told_to_end_settles_what_it_took_and_reports(scene: Scene) -> None:
+    reports = []
+    for _ in range(STOPS):
+        process = scene.start_and_reach_the_middle()
+        process.terminate()
+        output, errors = process.communicate(timeout=30)
+        assert process.returncode in {DONE, PARTIAL}, errors
+        reports.append(report_of(output))
+        # Everything is settled by then: what is not yet moved is back, and nothing is there twice.
+        assert scene.is_complete()
+        assert waiting(scene.peer) + arrived(scene.peer) == len(scene.expected)
+        assert arrived(scene.peer) == sum(report["counts"]["got"] - report["counts"]["left"] for report in reports)
+    assert "signal" in {report["stopped_by"] for report in reports}
+    assert scene.finish() == 0
+
+
+@pytest.mark.slow
+def test_a_connection_closed_by_the_broker_ends_the_drain_with_a_reason_and_loses_nothing(
+    scene: Scene, management: Management
+) -> None:
+    cut = 0
+    for _ in range(CLOSES):
+        process = scene.start_and_reach_the_middle()
+        management.delete(f"connections/username/{scene.stage.login}")
+        output, errors = process.communicate(timeout=30)
+        assert process.returncode in {DONE, PARTIAL, UNREACHABLE}, errors
+        if process.returncode != DONE:
+            cut += 1
+            assert b"CONNECTION_FORCED" in output + errors
+        if process.returncode == PARTIAL:
+            report_of(output)
+    assert cut > 0
+    assert scene.finish() <= WINDOW * CLOSES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_a_broker_that_dies_ends_the_drain_with_a_reason_and_has_every_message_when_it_is_back(
+    queue_type: str, work_folder: Path, tmp_path: Path
+) -> None:
+    with RabbitNode(work_folder / "rabbitmq") as node:
+        node.start()
+        management = Management(node.management_url)
+        with set_stage(node.url, management, tmp_path, DLQBATCH_QUEUE_TYPE=queue_type) as stage:
+            with Peer(node.url) as peer:
+                scene = Scene(stage, peer)
+                process = scene.start_and_reach_the_middle()
+                node.kill()
+            started = time.monotonic()
+            output, errors = process.communicate(timeout=60)
+            assert time.monotonic() - started < 30
+            assert process.returncode in {PARTIAL, UNREACHABLE}, errors
+            assert b"connection to the broker" in output + errors
+            if process.returncode == PARTIAL:
+                report_of(output)
+
+            node.restart()
+
+            with again(lambda: Peer(node.url)) as scene.peer:
+                again(scene.is_complete)
+                scene.finish()
+
+
+def again(ask: Callable[[], Answer]) -> Answer:
+    """The answer, once the broker that has just come back gives one."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(AmqpError, OSError):
+            return ask()
+        time.sleep(0.05)
+    return ask()

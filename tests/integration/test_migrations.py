@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import sqlite3
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import sqlalchemy
+from sqlalchemy import inspect, text
+
+from dlqbatch.deadstore import migrate
+from dlqbatch.deadstore.engine import create_engine_for, reading, writing
+from dlqbatch.deadstore.event_config import EventConfig
+from dlqbatch.errors import DatabaseUnreadable
+from dlqbatch.policy.events import EventRow
+
+HEAD = "0001"
+SEED_TABLE = "CREATE TABLE dlq_event_config (id int PRIMARY KEY, name varchar(100) NULL, max_retries integer NULL)"
+SQL_FOLDER = Path(__file__).parents[2] / "sql"
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue({"postgresql": "database_url", "sqlite": "sqlite_url"}[request.param]))
+
+
+def engine_at(url: str) -> sqlalchemy.Engine:
+    return create_engine_for(url, connect_timeout=5, create=True)
+
+
+def run(url: str, *statements: str) -> None:
+    with writing(engine_at(url)) as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def schema(url: str) -> dict[str, list[tuple[str, str, bool]]]:
+    with reading(engine_at(url)) as connection:
+        found = inspect(connection)
+        return {
+            table: [(column["name"], str(column["type"]), column["nullable"]) for column in found.get_columns(table)]
+            for table in found.get_table_names()
+        }
+
+
+def test_an_empty_database_gets_the_policys_table(url: str) -> None:
+    assert migrate.current(url) is None
+    assert migrate.upgrade(url) == migrate.Upgraded(None, HEAD)
+    assert migrate.current(url) == HEAD
+    assert schema(url)["dlq_event_config"] == [
+        ("id", "INTEGER", False),
+        ("name", "VARCHAR(100)", True),
+        ("max_retries", "INTEGER", True),
+    ]
+    assert set(schema(url)) == {"dlq_event_config", "dlqbatch_version"}
+
+
+def test_upgrading_again_changes_nothing(url: str) -> None:
+    migrate.upgrade(url)
+    EventConfig(engine_at(url)).set("a", 1)
+    assert migrate.upgrade(url) == migrate.Upgraded(HEAD, HEAD)
+    assert EventConfig(engine_at(url)).read() == [EventRow(1, "a", 1)]
+
+
+def test_a_table_of_an_existing_installation_is_adopted_untouched(url: str) -> None:
+    run(url, SEED_TABLE, "INSERT INTO dlq_event_config VALUES (7, 'a', NULL), (8, NULL, 2)")
+    before = schema(url)["dlq_event_config"]
+    assert migrate.upgrade(url) == migrate.Upgraded(None, HEAD)
+    assert schema(url)["dlq_event_config"] == before
+    assert EventConfig(engine_at(url)).read() == [EventRow(7, "a", None), EventRow(8, None, 2)]
+
+
+def test_a_table_of_that_name_with_other_columns_is_refused_and_nothing_changes(url: str) -> None:
+    run(url, "CREATE TABLE dlq_event_config (id int PRIMARY KEY, event varchar(50))")
+    with pytest.raises(DatabaseUnreadable, match="no column name and no column max_retries"):
+        migrate.upgrade(url)
+    assert set(schema(url)) == {"dlq_event_config"}
+    assert migrate.current(url) is None
+
+
+def test_a_schema_from_a_newer_version_is_left_alone(url: str) -> None:
+    migrate.upgrade(url)
+    run(url, "UPDATE dlqbatch_version SET version_num = '9999'")
+    with pytest.raises(DatabaseUnreadable, match="install the newer dlqbatch"):
+        migrate.upgrade(url)
+    assert migrate.current(url) == "9999"
+
+
+def test_upgrades_at_the_same_time_do_not_disturb_each_other(url: str) -> None:
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        outcomes = list(pool.map(migrate.upgrade, [url] * 3))
+    assert sorted(outcome.before or "" for outcome in outcomes) == ["", HEAD, HEAD]
+    assert {outcome.after for outcome in outcomes} == {HEAD}
+
+
+def test_an_upgrade_waits_for_another_one_before_it_looks(database_url: str) -> None:
+    waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    with writing(engine_at(database_url)) as connection, ThreadPoolExecutor(1) as pool:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": migrate._UPGRADES_ONE_AT_A_TIME})
+        upgraded = pool.submit(migrate.upgrade, database_url)
+        deadline = time.monotonic() + 5
+        while not connection.scalar(waiting):
+            assert time.monotonic() < deadline
+            assert not upgraded.done()
+        assert schema(database_url) == {}
+        connection.commit()
+        assert upgraded.result(timeout=5).before is None
+
+
+def test_a_new_sqlite_file_becomes_wal_though_another_upgrade_holds_it_at_first(sqlite_url: str) -> None:
+    run(sqlite_url, SEED_TABLE)
+    with ThreadPoolExecutor(1) as pool:
+        with writing(engine_at(sqlite_url)):
+            switched = pool.submit(migrate._use_wal, engine_at(sqlite_url))
+            with pytest.raises(TimeoutError):
+                switched.result(timeout=0.2)
+        switched.result(timeout=5)
+    with reading(engine_at(sqlite_url)) as connection:
+        assert connection.scalar(text("PRAGMA journal_mode")) == "wal"
+
+
+def test_the_sql_for_an_administrator_makes_the_same_schema(url: str, tmp_path: Path) -> None:
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as by_hand:
+            by_hand.executescript(migrate.sql("sqlite"))
+        other = f"sqlite:///{tmp_path}/other.sqlite3"
+        migrate.upgrade(other)
+        assert schema(url) == schema(other)
+    else:
+        with engine_at(url).connect() as connection:
+            connection.connection.cursor().execute(migrate.sql("postgresql"))
+        made = schema(url)
+        run(url, "DROP TABLE dlq_event_config, dlqbatch_version")
+        migrate.upgrade(url)
+        assert made == schema(url)
+    assert migrate.upgrade(url) == migrate.Upgraded(HEAD, HEAD)
+
+
+def test_the_sql_can_be_run_beside_an_existing_table(database_url: str) -> None:
+    run(database_url, SEED_TABLE, "INSERT INTO dlq_event_config VALUES (7, 'a', NULL)")
+    with engine_at(database_url).connect() as connection:
+        connection.connection.cursor().execute(migrate.sql("postgresql"))
+    assert EventConfig(engine_at(database_url)).read() == [EventRow(7, "a", None)]
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
+def test_the_rendered_schema_is_what_the_migrations_make(dialect: Literal["postgresql", "sqlite"]) -> None:
+    rendered = (SQL_FOLDER / f"schema.{dialect}.sql").read_text(encoding="utf-8")
+    assert rendered == migrate.sql(dialect), f"regenerate it: dlqbatch db sql {dialect} > sql/schema.{dialect}.sql"
+
+
+def test_an_unreachable_database_is_said_to_be_so() -> None:
+    for ask in (migrate.upgrade, migrate.current):
+        with pytest.raises(DatabaseUnreadable, match="refused"):
+            ask("postgresql://u:open-sesame@127.0.0.1:1/d")
+
+
+def test_an_existing_sqlite_file_keeps_its_journal_mode(sqlite_url: str) -> None:
+    run(sqlite_url, SEED_TABLE)
+    migrate.upgrade(sqlite_url)
+    with reading(engine_at(sqlite_url)) as connection:
+        assert connection.scalar(text("PRAGMA journal_mode")) == "delete"

@@ -1,0 +1,215 @@
+"""The engine as a whole: every message taken is counted once and is somewhere, whatever happens around it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from broker_side import SINK, Side, body_of, connected, keep, move, publish, transfer
+
+from dlqbatch.broker.transfer import Take
+from dlqbatch.message.delivery import AwaitOrigin, Route
+from dlqbatch.message.envelope import Origin
+from scripts.servers.rabbitmq import RabbitNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dlqbatch.broker.connection import Connection
+    from dlqbatch.message.delivery import Delivery, Instruction
+
+SOURCE = "source"
+PUBLISH, BODY = b"\x00\x3c\x00\x28", 3
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def side(broker_url: str, kind: str) -> Iterator[Side]:
+    side = Side(broker_url)
+    side.queue(SOURCE, kind)
+    side.queue(SINK)
+    yield side
+    side.close()
+
+
+def take(kind: str, limit: int) -> list[Take]:
+    return [Take(SOURCE, limit, kind == "quorum")]
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%05d" % number for number in range(count)]
+
+
+def swallow_publishes(connection: Connection) -> None:
+    """As a network would that is about to break: what is published never gets there, and is never confirmed."""
+    put = connection.wire.put
+
+    def put_most(frames: bytes) -> None:
+        if frames[7:11] != PUBLISH and frames[0] != BODY:
+            put(frames)
+
+    connection.wire.put = put_most  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("ended_by", ["time", "signal"])
+def test_what_is_never_confirmed_is_left_when_the_wait_is_over(
+    side: Side, broker_url: str, kind: str, ended_by: str
+) -> None:
+    side.fill(SOURCE, numbered(1000))
+    started = time.monotonic()
+    with connected(broker_url) as connection:
+        swallow_publishes(connection)
+        tally = transfer(
+            connection,
+            take(kind, 1000),
+            move,
+            seconds=0.3 if ended_by == "time" else 60,
+            give_up_after=0.5,
+            stopped=lambda: ended_by == "signal" and time.monotonic() > started + 0.3,
+        )
+    assert time.monotonic() - started < 3
+    assert (tally.stopped_by, tally.lost) == (ended_by, None)
+    assert tally.results == {("left", "not-confirmed"): tally.got}
+    assert sorted(message.body for message in side.empty(SOURCE)) == numbered(1000)
+
+
+def test_a_signal_ends_the_wait_even_when_everything_was_taken(side: Side, broker_url: str, kind: str) -> None:
+    side.fill(SOURCE, numbered(10))
+    started = time.monotonic()
+    with connected(broker_url) as connection:
+        swallow_publishes(connection)
+        tally = transfer(
+            connection,
+            take(kind, 10),
+            move,
+            give_up_after=0.5,
+            stopped=lambda: time.monotonic() > started + 0.5,
+        )
+    assert time.monotonic() - started < 3
+    assert tally.results == {("left", "not-confirmed"): tally.got}
+
+
+@pytest.mark.parametrize("give_up_after", [0.0, 0.001, 0.01, 0.05])
+def test_what_arrives_after_the_end_is_not_taken(side: Side, broker_url: str, kind: str, give_up_after: float) -> None:
+    side.fill(SOURCE, numbered(2000))
+    with connected(broker_url) as connection:
+        tally = transfer(connection, take(kind, 2000), move, seconds=0.0, give_up_after=give_up_after)
+        handed_over = tally.got
+        connection.wait(lambda: not connection.wire.busy, "the channels' end")
+        assert tally.got == handed_over == sum(tally.results.values())
+    left = {message.body for message in side.empty(SOURCE)}
+    assert left | {message.body for message in side.empty(SINK)} == set(numbered(2000))
+
+
+def test_one_connection_serves_several_transfers_and_forgets_their_channels(
+    side: Side, broker_url: str, kind: str
+) -> None:
+    side.fill(SOURCE, numbered(300))
+    with connected(broker_url) as connection:
+        for _ in range(3):
+            assert transfer(connection, take(kind, 50), move).results == {("moved", None): 50}
+            assert transfer(connection, take(kind, 10), keep).results == {("left", "kept"): 10}
+        connection.wait(lambda: not connection.wire.busy, "the channels' end")
+        assert connection.wire.after_read is None
+    side.wait(lambda: side.depth(SOURCE) == 150)
+
+
+def test_waiting_for_origins_while_messages_are_refused_and_returned(side: Side, broker_url: str, kind: str) -> None:
+    """Unroutable, refused, awaiting an origin, held, all at once: the engine is entered from within its own waits."""
+    side.fill(SOURCE, numbered(1500))
+    side.channel.exchange_declare("doomed", "fanout")
+    asked: set[bytes] = set()
+
+    class Known:
+        def prepare(self, origin: Origin) -> None:
+            with connection.scratch() as scratch:
+                for _ in range(3):
+                    scratch.call("queue_declare", queue=SINK, passive=True)
+
+        def forget(self, origin: Origin) -> None: ...
+
+    def handle(delivery: Delivery) -> Instruction:
+        number = int(body_of(delivery))
+        if number == 500 and not delivery.resent:
+            side.channel.exchange_delete("doomed")
+        match number % 5:
+            case 0:
+                return publish(delivery, Route("doomed", "key"))
+            case 1 if delivery.routing_key and body_of(delivery) not in asked:
+                asked.add(body_of(delivery))
+                return AwaitOrigin(Origin(f"origin-{number % 37}", None, "key"))
+            case 2:
+                return keep(delivery)
+            case 3:
+                return publish(delivery, Route("", "nowhere"), origin=Origin("nowhere", None, "key"))
+            case _:
+                return move(delivery)
+
+    with connected(broker_url) as connection:
+        tally = transfer(connection, take(kind, 1500), handle, origins=Known())  # type: ignore[arg-type]
+    assert (tally.got, tally.lost) == (1500, None)
+    # Nobody was bound to the exchange, so before its end what went there was returned.
+    to_doomed = tally.results["left", "publish-refused"] + tally.results["left", "unroutable"] - 300
+    assert to_doomed == 300
+    assert tally.results["left", "kept"] == 300
+    assert tally.results["moved", None] == 600
+    assert len(side.empty(SOURCE)) == 900
+
+
+def test_a_queue_whose_channel_the_broker_closed_is_named(side: Side, broker_url: str, kind: str) -> None:
+    with connected(broker_url) as connection:
+        tally = transfer(connection, [Take("missing", 10, kind == "quorum"), *take(kind, 10)], move)
+    assert tally.lost is None
+    assert list(tally.refused) == ["missing"]
+    assert "no queue 'missing'" in tally.refused["missing"]
+
+
+@pytest.mark.slow
+def test_a_broker_that_takes_no_publishes_is_waited_for_and_then_left(work_folder: Path) -> None:
+    with RabbitNode(work_folder / "rabbitmq").start() as node:
+
+        def watermark(share: str) -> None:
+            subprocess.run(
+                [node.sbin / "rabbitmqctl", "set_vm_memory_high_watermark", share],
+                env=node.environment,
+                check=True,
+                capture_output=True,
+            )
+
+        side = Side(node.url)
+        side.queue(SOURCE)
+        side.queue(SINK)
+        side.fill(SOURCE, numbered(1000))
+        seen = 0
+
+        def alarm(delivery: Delivery) -> Instruction:
+            nonlocal seen
+            seen += 1
+            if seen == 100:
+                watermark("0.000001")
+            return move(delivery)
+
+        with connected(node.url, blocked_timeout=2.0) as connection:
+            tally = transfer(connection, take("classic", 1000), alarm)
+            assert connection.is_lost
+        assert tally.lost is not None
+        assert "locked" in tally.lost
+        assert tally.got < 1000
+        watermark("0.4")
+
+        with connected(node.url, blocked_timeout=60.0) as connection:
+            depth = side.depth(SOURCE)
+            side.wait(lambda: side.depth(SOURCE) >= 1000 - tally.results["moved", None])
+            depth = side.depth(SOURCE)
+            seen = -(10**9)
+            tally = transfer(connection, take("classic", depth), move)
+        assert tally.results == {("moved", None): depth}
+        assert {message.body for message in side.empty(SINK)} == set(numbered(1000))
+        side.close()

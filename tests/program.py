@@ -1,0 +1,210 @@
+"""The program as its users run it, in processes of its own; and its broker as a client of theirs sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pika
+from pika.exceptions import ChannelClosedByBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+HANDLER = str(ROOT / "handler.py")
+RETRY_QUEUE, DLQ = "retry-queue", "dlq-queue"
+ANSWER_SECONDS = 20.0
+
+
+def eventually(condition: Callable[[], bool], seconds: float = ANSWER_SECONDS) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's, without any setting of dlqbatch but the given ones; no application.properties is read."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DLQBATCH_")}
+    settings = {"DLQBATCH_CONFIG": os.devnull} | {f"DLQBATCH_{name.upper()}": text for name, text in changes.items()}
+    return inherited | {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONWARNINGS": "error"} | settings
+
+
+class Finished(NamedTuple):
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
+    @property
+    def told(self) -> Any:
+        """What it printed with --json: one JSON value, and nothing else."""
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One installation: its settings, and the command that starts it."""
+
+    settings: Mapping[str, str]
+    command: Sequence[str] = (sys.executable, HANDLER)
+
+    def but(self, **changes: str) -> Program:
+        return Program({**self.settings, **changes}, self.command)
+
+    def run(self, *arguments: str, cwd: Path | None = None) -> Finished:
+        began = time.monotonic()
+        done = subprocess.run(
+            [*self.command, *arguments],
+            env=environment(**self.settings),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self.command, *arguments],
+            env=environment(**self.settings),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+class Message(NamedTuple):
+    exchange: str
+    routing_key: str
+    body: bytes
+    headers: dict[str, Any]
+
+
+class RawHeaders(pika.BasicProperties):
+    """Headers as bytes, for what the client library cannot write."""
+
+    def __init__(self, entries: bytes) -> None:
+        super().__init__()
+        self._entries = entries
+
+    def encode(self) -> list[bytes]:
+        return [struct.pack(">H", self.FLAG_HEADERS), struct.pack(">I", len(self._entries)), self._entries]
+
+
+def header_entry(name: str, tag: bytes, value: bytes) -> bytes:
+    return bytes([len(name)]) + name.encode() + tag + value
+
+
+class Client:
+    """A team's own use of the broker: queues whose failures go to the ladder, messages that fail, a look around."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = pika.BlockingConnection(pika.URLParameters(url))
+        self.channel = self._connection.channel()
+        self.channel.confirm_delivery()
+
+    def close(self) -> None:
+        with contextlib.suppress(pika.exceptions.AMQPError):
+            self._connection.close()
+
+    def make_origin(self, queue: str, exchange: str = "orders", key: str = "#") -> None:
+        arguments = {"x-dead-letter-exchange": "retry-exchange", "x-dead-letter-routing-key": "retry-routing-key"}
+        self.channel.exchange_declare(exchange, "topic", durable=True)
+        self.channel.queue_declare(queue, durable=True, arguments=arguments)
+        self.channel.queue_bind(queue, exchange, key)
+
+    def publish(
+        self,
+        exchange: str,
+        key: str,
+        body: bytes = b"body",
+        headers: dict[str, Any] | pika.BasicProperties | None = None,
+    ) -> None:
+        written = headers if isinstance(headers, pika.BasicProperties) else pika.BasicProperties(headers=headers)
+        self.channel.basic_publish(exchange, key, body, written, mandatory=True)
+
+    def reject_all(self, queue: str) -> int:
+        """What a failing consumer does with everything that is there."""
+        number = 0
+        while True:
+            method, _, _ = self.channel.basic_get(queue)
+            if method is None:
+                return number
+            self.channel.basic_reject(method.delivery_tag, requeue=False)
+            number += 1
+
+    def fail(self, queue: str, key: str, *bodies: bytes, exchange: str = "orders", headers: Any = None) -> None:
+        """Publish to the origin, let its consumer reject it, and wait until it is a failure that dlqbatch sees."""
+        before = self.depth(RETRY_QUEUE)
+        for body in bodies:
+            self.publish(exchange, key, body, headers)
+        rejected = self.reject_all(queue)
+        self.await_depth(RETRY_QUEUE, before + rejected)
+
+    def expire(self, exchange: str, key: str, bodies: Iterable[bytes]) -> None:
+        """Publish many that nobody takes in time: they fail without a consumer, and as fast as they come."""
+        unconfirmed = self._connection.channel()
+        for body in bodies:
+            unconfirmed.basic_publish(exchange, key, body, pika.BasicProperties(expiration="0", delivery_mode=2))
+        unconfirmed.close()
+
+    def depth(self, queue: str) -> int:
+        return int(self.channel.queue_declare(queue, passive=True).method.message_count)
+
+    def await_depth(self, queue: str, depth: int) -> None:
+        found: list[int] = []
+
+        def reached() -> bool:
+            found[:] = [self.depth(queue)]
+            return found == [depth]
+
+        assert eventually(reached), f"{queue} holds {found} messages, not {depth}"
+
+    def contents(self, queue: str) -> list[Message]:
+        """Everything in a queue, in order; it stays there."""
+        channel = self._connection.channel()
+        found = []
+        while True:
+            method, properties, body = channel.basic_get(queue)
+            if method is None:
+                break
+            found.append(Message(method.exchange, method.routing_key, body, dict(properties.headers or {})))
+        channel.close()
+        self.await_depth(queue, len(found))
+        return found
+
+    def exists(self, queue: str) -> bool:
+        channel = self._connection.channel()
+        try:
+            channel.queue_declare(queue, passive=True)
+        except ChannelClosedByBroker:
+            return False
+        channel.close()
+        return True
+
+
+@contextlib.contextmanager
+def client(url: str) -> Iterator[Client]:
+    opened = Client(url)
+    try:
+        yield opened
+    finally:
+        opened.close()

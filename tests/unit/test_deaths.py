@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import messages
+import pytest
+from hypothesis import given
+
+from dlqbatch.message.deaths import Death, deaths, newest_death, past_deaths
+from dlqbatch.message.headers import Headers, scan
+
+REJECTED = Death("orders", "shop", "orders.created", "rejected", 1, 1_700_000_000)
+
+
+def headers(*entries: messages.Entry) -> Headers:
+    encoded = messages.encode_table(entries)
+    return scan(encoded, 0, len(encoded))
+
+
+def newest(*entries: messages.Entry, ignored: tuple[str, ...] = (), trust_last_death: bool = False) -> Death | None:
+    return newest_death(headers(*entries), ignored, trust_last_death=trust_last_death)
+
+
+def test_a_message_that_never_died_has_no_death() -> None:
+    assert newest() is None
+    assert newest((b"tenant", messages.text("acme"))) is None
+
+
+def test_everything_the_broker_says_of_a_death_is_read() -> None:
+    entry = messages.nested(
+        (b"count", messages.long(7)),
+        (b"reason", messages.text("expired")),
+        (b"queue", messages.text("orders")),
+        (b"time", messages.timestamp(1_700_000_000)),
+        (b"exchange", messages.text("shop")),
+        (b"routing-keys", messages.array(messages.text("orders.created"), messages.text("copy"))),
+        (b"original-expiration", messages.text("60000")),
+    )
+    assert newest(messages.x_death(entry)) == Death(
+        "orders", "shop", "orders.created", "expired", 7, 1_700_000_000, "60000"
+    )
+
+
+def test_on_3_x_the_first_entry_is_the_newest() -> None:
+    shape = messages.x_death(messages.death("orders"), messages.death("mail"))
+    assert newest(shape) == REJECTED
+    # Before 4.0 such headers are a client's.
+    last = (b"x-last-death-queue", messages.text("mail")), (b"x-last-death-reason", messages.text("rejected"))
+    assert newest(shape, *last) == REJECTED
+
+
+def test_on_4_x_the_broker_names_the_newest() -> None:
+    entries = messages.death("orders"), messages.death("mail", reason="expired"), messages.death("mail")
+    last = (b"x-last-death-queue", messages.text("mail")), (b"x-last-death-reason", messages.text("rejected"))
+    assert newest(messages.x_death(*entries), *last, trust_last_death=True) == REJECTED._replace(queue="mail")
+    # The last one was in a queue of ours, which does not count.
+    assert newest(messages.x_death(*entries), *last, ignored=("mail",), trust_last_death=True) == REJECTED
+    assert newest(messages.x_death(*entries), last[0], trust_last_death=True) == REJECTED
+
+
+def test_deaths_in_our_own_queues_do_not_count() -> None:
+    shape = messages.x_death(messages.death("queue.delay.1"), messages.death("orders"))
+    assert newest(shape, ignored=("queue.delay.1",)) == REJECTED
+    assert newest(shape, ignored=("queue.delay.1", "orders")) is None
+
+
+def test_what_expired_among_dramatiqs_dead_failed_where_it_died_before() -> None:
+    dead = messages.death("orders.XQ", reason="expired")
+    assert newest(messages.x_death(dead, messages.death("mail"), messages.death("orders"))) == REJECTED
+    delayed = newest(messages.x_death(dead, messages.death("orders.DQ")))
+    assert delayed is not None
+    assert delayed.queue == "orders.DQ"
+    alone = newest(messages.x_death(dead))
+    assert alone is not None
+    assert alone.queue == "orders.XQ"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        messages.text("orders"),
+        messages.long(1),
+        messages.array(messages.long(1), messages.long(2)),
+        messages.array(),
+        messages.nested((b"queue", messages.text("orders"))),
+        messages.Value(b"V", b""),
+        messages.Value(b"A", b"F\x00\x00\x00\x09\x05queue"),
+        messages.Value(b"A", b"F\x00\x00\x00\x07\x05queueS"),
+        messages.Value(b"A", b"\xff"),
+        messages.array(messages.Value(b"F", b"\x05queueU\x00\x00")),
+        messages.array(messages.nested((b"queue", messages.long(1)))),
+        messages.array(messages.nested((b"queue", messages.text("")))),
+        messages.array(messages.array(messages.death())),
+    ],
+)
+def test_an_x_death_of_another_type_is_no_death(value: messages.Value) -> None:
+    assert newest((b"x-death", value)) is None
+
+
+def test_entries_before_an_unreadable_one_count() -> None:
+    content = messages.array(messages.long(1), messages.death("orders")).content + b"F\x00"
+    assert deaths(headers((b"x-death", messages.Value(b"A", content)))) == (REJECTED,)
+
+
+def test_parts_of_another_type_are_empty() -> None:
+    entry = messages.nested(
+        (b"queue", messages.text("orders")),
+        (b"queue", messages.text("another")),
+        (b"exchange", messages.long(1)),
+        (b"count", messages.text("three")),
+        (b"time", messages.timestamp(2**64 - 1)),
+        (b"routing-keys", messages.text("orders.created")),
+        (b"original-expiration", messages.text("9" * 256)),
+    )
+    assert newest(messages.x_death(entry)) == Death("orders")
+    keys = messages.nested((b"queue", messages.text("orders")), (b"routing-keys", messages.array(messages.long(1))))
+    assert newest(messages.x_death(keys)) == Death("orders")
+
+
+def test_an_x_death_too_long_to_remember_is_read_all_the_same() -> None:
+    many = [messages.death(f"queue-{number}") for number in range(100)]
+    assert [death.queue for death in deaths(headers(messages.x_death(*many)))] == [f"queue-{n}" for n in range(100)]
+
+
+def test_the_history_tells_the_earlier_deaths() -> None:
+    cc = messages.nested((b"CC", messages.array(messages.text("copy"))))
+    history = (b"dlqbatch-history", messages.array(cc, messages.death("mail"), messages.death("queue.delay.1")))
+    told = past_deaths(headers(messages.x_death(messages.death("orders")), history))
+    assert [death.queue for death in told] == ["orders", "mail", "queue.delay.1"]
+    assert past_deaths(headers()) == past_deaths(headers((b"dlqbatch-history", messages.long(1)))) == ()
+
+
+@given(messages.valid_properties)
+def test_no_content_makes_it_raise(data: bytes) -> None:
+    for value in [messages.Value(b"A", data), *(value for _, value in messages.headers_of(data))]:
+        newest((b"x-death", value), trust_last_death=True)

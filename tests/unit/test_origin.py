@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import messages
+import pytest
+from hypothesis import given
+
+from dlqbatch.message.envelope import Journey, Origin, journey_so_far, open_envelope
+from dlqbatch.message.returns import return_exchange
+from dlqbatch.policy.origin import Found, Trust, Unknown, find_origin, is_addressable
+from dlqbatch.topology.ladder import Ladder
+
+ORDERS = Origin("orders", "shop", "orders.created")
+TRUST = Trust(Ladder().queue_names, Ladder().exchange_names)
+SPRING = [(b"x-original-exchange", messages.text("shop")), (b"x-original-routingKey", messages.text("orders.created"))]
+
+
+def allowing(*patterns: str) -> Trust:
+    return Trust(TRUST.own_queues, TRUST.own_exchanges, patterns)
+
+
+def find(
+    *entries: messages.Entry,
+    recorded: Origin | None = None,
+    trust: Trust = TRUST,
+    exchange: str = "retry-exchange",
+    key: str = "retry-routing-key",
+) -> Found | Unknown:
+    envelope = open_envelope(exchange, key, False, 0, messages.with_headers(*entries))
+    assert envelope.headers is not None
+    return find_origin(envelope, envelope.headers, recorded, trust)
+
+
+def origin(*entries: messages.Entry, recorded: Origin | None = None, trust: Trust = TRUST) -> tuple[Origin, bool]:
+    found = find(*entries, recorded=recorded, trust=trust)
+    assert isinstance(found, Found), found
+    return found.origin, found.same
+
+
+def why(*entries: messages.Entry, recorded: Origin | None = None, trust: Trust = TRUST) -> str:
+    found = find(*entries, recorded=recorded, trust=trust)
+    assert isinstance(found, Unknown), found
+    return found.why
+
+
+def test_the_newest_death_is_the_origin_and_overrides_a_recorded_one() -> None:
+    died = messages.x_death(messages.death("orders", "shop", "orders.created"))
+    assert origin(died) == (ORDERS, False)
+    assert origin(died, recorded=Origin("mail", "shop", "mail.sent")) == (ORDERS, False)
+    assert origin(died, *SPRING, trust=allowing("*")) == (ORDERS, False)
+
+
+def test_deaths_in_our_own_queues_are_passed_over() -> None:
+    assert origin(messages.x_death(messages.death("queue.delay.2"), messages.death())) == (ORDERS, False)
+    assert isinstance(find(messages.x_death(messages.death("retry-queue"))), Unknown)
+
+
+def test_the_recorded_key_and_exchange_survive_a_death_in_the_same_queue() -> None:
+    through_return = messages.x_death(messages.death("orders", "dlqbatch.return.orders", "orders.created"))
+    by_default_exchange = messages.x_death(messages.death("orders", "", "orders"))
+    for died in (through_return, by_default_exchange):
+        assert origin(died, recorded=ORDERS) == (ORDERS, True)
+
+
+def test_a_queue_found_behind_the_recorded_exchange_completes_the_origin() -> None:
+    recorded = Origin(None, "shop", "orders.created")
+    assert origin(messages.x_death(messages.death("orders", "shop", "k")), recorded=recorded) == (ORDERS, True)
+    elsewhere = messages.x_death(messages.death("orders", "another", "k"))
+    assert origin(elsewhere, recorded=recorded) == (Origin("orders", "another", "k"), False)
+
+
+def test_a_return_exchange_is_never_an_origin() -> None:
+    died = messages.x_death(messages.death("orders", "dlqbatch.return.orders"))
+    assert origin(died) == (Origin("orders", None, "orders.created"), False)
+    claimed = [(b"x-original-exchange", messages.text("dlqbatch.return.orders"))]
+    assert why(*claimed, trust=allowing("*")) == "'dlqbatch.return.orders' belongs to dlqbatch itself"
+    assert isinstance(find(exchange="dlqbatch.return.orders", key="orders.created"), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("queue", "exchange", "key"),
+    [("ö" * 128, "shop", "k"), ("q" * 256, "shop", "k"), ("orders", "x" * 256, "k"), ("orders", "shop", "k" * 256)],
+)
+def test_names_that_no_broker_holds_are_no_origin(queue: str, exchange: str, key: str) -> None:
+    assert why(messages.x_death(messages.death(queue, exchange, key))) == "no queue or exchange can have such a name"
+
+
+def test_a_queue_whose_name_is_not_utf_8_is_no_origin() -> None:
+    died = messages.x_death(messages.nested((b"queue", messages.text(b"\xff"))))
+    assert why(died) == "no queue or exchange can have such a name"
+    assert not is_addressable(Origin(None, "\udcff", "k"))
+    assert is_addressable(Origin("ö" * 127, "", "\udcff" * 255))
+
+
+def test_what_only_a_client_says_is_not_believed_and_the_reason_says_so() -> None:
+    told = "'shop' is named by headers that a client wrote, and dlqbatch.origins.allowed does not list it"
+    assert why(*SPRING) == told
+    assert why(*SPRING, trust=allowing("shopping", "hop", "sho")) == told
+    assert why(recorded=ORDERS) == told.replace("shop", "orders")
+
+
+@pytest.mark.parametrize("pattern", ["shop", "sh*", "*op", "*", "s*p", "*h*", "shop*", "*shop"])
+def test_what_a_client_says_is_believed_of_the_origins_allowed(pattern: str) -> None:
+    assert origin(*SPRING, trust=allowing("mail", pattern)) == (Origin(None, "shop", "orders.created"), False)
+
+
+def test_only_the_asterisk_is_special_in_an_allowed_name() -> None:
+    assert not allowing("a?", "[ab]", "a.c", "").allows(Origin("ab", None, ""))
+    assert allowing("a?[b].c").allows(Origin("a?[b].c", None, ""))
+    assert allowing("a*c").allows(Origin("a\nc", None, ""))
+
+
+def test_behind_the_default_exchange_it_is_the_queue_that_has_to_be_allowed() -> None:
+    claimed = [(b"x-original-exchange", messages.text("")), (b"x-original-routingKey", messages.text("orders"))]
+    assert origin(*claimed, trust=allowing("orders")) == (Origin("orders", "", "orders"), False)
+    assert not allowing("orders").allows(Origin(None, "", "mail"))
+    ours = [(b"x-original-exchange", messages.text("")), (b"x-original-routingKey", messages.text("retry-queue"))]
+    assert why(*ours, trust=allowing("*")) == "'retry-queue' belongs to dlqbatch itself"
+
+
+def test_our_own_queues_and_exchanges_are_no_origin_whoever_says_so() -> None:
+    for name in ("retry-exchange", "route-delay"):
+        claimed = (b"x-original-exchange", messages.text(name))
+        assert why(claimed, trust=allowing("*")) == f"'{name}' belongs to dlqbatch itself"
+    failed = (b"NServiceBus.FailedQ", messages.text("dlq-queue"))
+    assert why(failed, trust=allowing("*")) == "'dlq-queue' belongs to dlqbatch itself"
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "queue"),
+    [
+        (b"NServiceBus.FailedQ", "orders", "orders"),
+        (b"NServiceBus.FailedQ", "orders@machine", "orders"),
+        (b"MT-Fault-InputAddress", "rabbitmq://broker/shop/orders?bind=true", "orders"),
+        (b"MT-Fault-InputAddress", "rabbitmq://broker/orders", "orders"),
+        (b"MT-Fault-InputAddress", "queue:orders", "orders"),
+        (b"MT-Fault-InputAddress", "rabbitmq://broker/" + "v" * 300 + "/or%20ders", "or ders"),
+    ],
+)
+def test_other_libraries_name_a_queue(header: bytes, value: str, queue: str) -> None:
+    assert origin((header, messages.text(value)), trust=allowing("*")) == (Origin(queue, None, queue), False)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        (b"MT-Fault-InputAddress", messages.text("rabbitmq://[broker/orders")),
+        (b"MT-Fault-InputAddress", messages.text("rabbitmq://broker/")),
+        (b"NServiceBus.FailedQ", messages.text("@machine")),
+        (b"NServiceBus.FailedQ", messages.long(1)),
+        (b"x-original-exchange", messages.text("")),
+        (b"x-original-routingKey", messages.text("orders.created")),
+        (b"NServiceBus.FailedQ", messages.text("q" * 256)),
+        (b"NServiceBus.FailedQ", messages.text(b"\xff")),
+    ],
+)
+def test_a_claim_that_names_nothing_is_no_origin(entry: messages.Entry) -> None:
+    assert isinstance(find(entry, trust=allowing("*")), Unknown)
+
+
+def test_a_claim_of_the_way_back_means_the_recorded_origin() -> None:
+    long_queue = "q" * 250
+    for queue in ("orders", long_queue):
+        recorded = Origin(queue, "shop", "orders.created")
+        through = (b"x-original-exchange", messages.text(return_exchange(queue)))
+        by_name = (b"NServiceBus.FailedQ", messages.text(queue))
+        for entry in (through, by_name):
+            assert origin(entry, recorded=recorded, trust=allowing(queue)) == (recorded, True)
+    by_exchange = Origin(None, "shop", "k")
+    assert origin(*SPRING, recorded=by_exchange, trust=allowing("shop")) == (by_exchange, True)
+
+
+def test_a_message_from_an_alternate_exchange_failed_at_its_own_exchange() -> None:
+    unroutable = find(exchange="shop", key="orders.created")
+    assert unroutable == Found(Origin(None, "shop", "orders.created"), same=False)
+    recorded = Origin(None, "shop", "first.key")
+    assert find(exchange="shop", key="k", recorded=recorded) == Found(recorded, same=True)
+    assert find(exchange="mall", key="k", recorded=recorded) == Found(Origin(None, "mall", "k"), same=False)
+    # The same exchange by the client's word, or an error handler's exchange that leads here.
+    assert find(*SPRING, exchange="shop", key="k") == Found(Origin(None, "shop", "k"), same=False)
+    assert isinstance(find(*SPRING, exchange="errors"), Unknown)
+
+
+@pytest.mark.parametrize("exchange", ["", "retry-exchange", "retry-exchange-1", "dlq-exchange"])
+def test_a_message_published_straight_to_us_has_no_origin(exchange: str) -> None:
+    assert find(exchange=exchange) == Unknown()
+
+
+def test_an_exchange_that_only_our_own_headers_name_is_not_vouched_for() -> None:
+    forged = Origin("orders", "payments", "orders.created")
+    for exchange, known in (("shop", False), ("", False), ("payments", True), ("dlqbatch.return.orders", True)):
+        found = find(messages.x_death(messages.death("orders", exchange)), recorded=forged)
+        assert isinstance(found, Found)
+        assert TRUST.vouched(found) == (forged if known else forged._replace(exchange=None))
+    by_claim = Found(forged, same=True)
+    assert allowing("orders").vouched(by_claim).exchange is None
+    assert allowing("orders", "payments").vouched(by_claim) == forged
+    assert TRUST.vouched(Found(Origin(None, "shop", "k"), same=True)).exchange == "shop"
+
+
+@given(messages.valid_properties)
+def test_any_headers_lead_somewhere_the_broker_can_be_asked_for(data: bytes) -> None:
+    envelope = open_envelope("shop", "k", False, 0, data)
+    if envelope.headers is None:
+        return
+    journey = journey_so_far(envelope.headers)
+    recorded = journey.origin if isinstance(journey, Journey) else None
+    for trust in (TRUST, allowing("*")):
+        found = find_origin(envelope, envelope.headers, recorded, trust)
+        if isinstance(found, Found):
+            assert is_addressable(found.origin)
+            assert not trust.is_ours(found.origin)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlqbatch.runs.report import DECISIONS, Report, count
+
+RESULTS = st.dictionaries(
+    st.tuples(st.sampled_from(DECISIONS), st.none() | st.text(min_size=1, max_size=5)), st.integers(0, 1000), max_size=8
+)
+
+
+@given(RESULTS)
+def test_got_is_the_sum_of_the_decisions_and_every_reason_is_kept(results: dict[tuple[str, str | None], int]) -> None:
+    got = sum(results.values())
+    counts, reasons = count(results, got)
+    assert list(counts) == ["got", *DECISIONS]
+    assert counts["got"] == sum(counts[decision] for decision in DECISIONS) == got
+    assert sum(reasons.values()) == sum(number for (_, reason), number in results.items() if reason is not None)
+
+
+@given(RESULTS, st.integers(-3, 3).filter(bool))
+def test_a_message_counted_twice_or_never_is_an_error(
+    results: dict[tuple[str, str | None], int], difference: int
+) -> None:
+    with pytest.raises(AssertionError, match="do not add up"):
+        count(results, sum(results.values()) + difference)
+
+
+def test_a_decision_that_no_report_knows_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        count(Counter({("lost", None): 1}), 1)
+
+
+def test_a_report_is_json_in_the_order_people_read_it() -> None:
+    counts, reasons = count({("delayed", None): 2, ("dead_lettered", "malformed"): 1}, 3)
+    report = Report("drain", "ok", "empty", counts, reasons, elapsed_seconds=1.5)
+    assert json.loads(json.dumps(report.as_dict())) == {
+        "job": "drain",
+        "outcome": "ok",
+        "stopped_by": "empty",
+        "counts": {"got": 3, "delayed": 2, "returned": 0, "dead_lettered": 1, "recorded": 0, "moved": 0, "left": 0},
+        "reasons": {"malformed": 1},
+        "elapsed_seconds": 1.5,
+        "per_second": 2.0,
+    }
+    assert list(report.as_dict())[:3] == ["job", "outcome", "stopped_by"]
+
+
+def test_a_run_that_took_no_time_has_a_rate_all_the_same() -> None:
+    assert Report("drain", "ok", "empty", count({}, 0)[0]).per_second == 0.0
+
+
+def test_what_only_some_runs_have_is_only_in_their_reports() -> None:
+    counts, _ = count({}, 0)
+    assert {"dry_run", "warnings", "preview"}.isdisjoint(Report("drain", "ok", "empty", counts).as_dict())
+    told = Report("drain", "ok", "empty", counts, dry_run=True, warnings=("w",), preview=({"queue": "q"},)).as_dict()
+    assert (told["dry_run"], told["warnings"], told["preview"]) == (True, ["w"], [{"queue": "q"}])
