@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from dlqbatch import logs
 from dlqbatch.broker import declare
-from dlqbatch.broker.connection import Access, Connection, connect
+from dlqbatch.broker.connection import Access, Connection, connect, parameters
 from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from pika import ConnectionParameters
     from sqlalchemy import Engine
 
     from dlqbatch.deadstore.event_config import EventConfig
@@ -41,6 +42,7 @@ _FIRST_WITH_DELIVERY_LIMIT: Final = (4, 0)
 _declared: dict[tuple[str, Ladder], frozenset[str]] = {}
 """What this process has declared, with the queues found to be quorum queues; a warm start declares nothing again."""
 
+_LOOKING_COSTS: Final = ("on a quorum queue this look cost each message one delivery of its delivery limit",)
 _LOGGED: Final = frozenset({"job", "outcome", "stopped_by", "dry_run", "counts", "reasons", "elapsed_seconds"})
 
 
@@ -53,6 +55,8 @@ class Occasion:
     """Until the platform ends the process, if it does."""
     stopped: Callable[[], bool] = lambda: False
     """Whether a signal has asked for the end."""
+    progress: Callable[[int, int], None] = lambda _taken, _of: None
+    """Told now and then how many messages were taken, and of how many."""
 
 
 def run(job: str, settings: Settings, occasion: Occasion) -> Report:
@@ -79,7 +83,7 @@ def drain(settings: Settings, occasion: Occasion) -> Report:
     seconds = settings.max_seconds
     if occasion.seconds_left is not None:
         seconds = max(min(seconds, occasion.seconds_left - settings.lambda_margin_seconds), 0.0)
-    bounds = Bounds(started + seconds, settings.settle_seconds, settings.max_bytes, occasion.stopped)
+    bounds = Bounds(started + seconds, settings.settle_seconds, settings.max_bytes, occasion.stopped, occasion.progress)
     ladder = ladder_of(settings)
     connection = connect(access_to(settings, "dlqbatch drain", seconds))
     try:
@@ -109,7 +113,7 @@ def _drain(settings: Settings, occasion: Occasion, connection: Connection, ladde
         last_death=connection.version >= _FIRST_WITH_DELIVERY_LIMIT,
     )
     job = Drain(
-        broker=Session(connection, origins, bounds, quorum),
+        broker=Session(connection, origins, bounds, quorum, _LOOKING_COSTS if occasion.dry_run and quorum else ()),
         origins=origins,
         ladder=ladder,
         rules=Rules(ladder.tiers, trust, settings.max_trips, settings.return_via == "queue"),
@@ -118,13 +122,17 @@ def _drain(settings: Settings, occasion: Occasion, connection: Connection, ladde
         dry_run=occasion.dry_run,
     )
     try:
-        return job.run()
+        report = job.run()
     except TopologyMissing:
         if not was_warm:
             raise
         # Somebody deleted a part of it since this process declared it.
         del _declared[known]
         return _drain(settings, occasion, connection, ladder, bounds)
+    if "unroutable" in report.reasons:
+        # A queue or a binding of ours may have been deleted: the next run declares everything again.
+        _declared.pop(known, None)
+    return report
 
 
 JOBS: Final[dict[str, Callable[[Settings, Occasion], Report]]] = {"drain": drain}
@@ -161,6 +169,12 @@ def access_to(settings: Settings, name: str, seconds: float | None = None) -> Ac
         tls_verify=settings.tls_verify,
         name=name,
     )
+
+
+def broker_parameters(settings: Settings, name: str) -> list[ConnectionParameters]:
+    """For a client of pika's own, such as the demo's consumers."""
+    access = access_to(settings, name)
+    return [parameters(url, access, access.connect_timeout) for url in access.urls]
 
 
 def _path(value: object) -> str | None:

@@ -81,13 +81,13 @@ def _connect_to_any(access: Access, deadline: float) -> Connection:
         # One host that takes the connection and stays silent must leave time for the others.
         part = (deadline - time.monotonic()) / (len(access.urls) - tried)
         try:
-            return Connection(_parameters(url, access, max(part, 0.5)))
+            return Connection(parameters(url, access, max(part, 0.5)))
         except BrokerUnreachable as error:
             last = error
     raise last or BrokerUnreachable("?", "no broker URL is set")
 
 
-def _parameters(url: str, access: Access, seconds: float) -> ConnectionParameters:
+def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters:
     parts = urlsplit(url)
     host = parts.hostname or "localhost"
     tls = None

@@ -24,6 +24,8 @@ class Session:
     bounds: Bounds
     quorum: frozenset[str] = field(default_factory=frozenset)
     """Those of our queues that are quorum queues."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the report has to know beforehand."""
 
     @property
     def login(self) -> bytes:
@@ -41,4 +43,5 @@ class Session:
         return Transfer(self.connection, self.origins, handle, self.bounds).run(wanted)
 
     def warnings(self) -> Sequence[str]:
-        return list(self.origins.warnings)
+        blocked = ["the broker takes no publishes: a memory or disk alarm"] if self.connection.blocked else []
+        return [*self.notes, *blocked, *self.origins.warnings]

@@ -49,6 +49,8 @@ class Bounds:
     max_bytes: int
     stopped: Callable[[], bool]
     """A signal has asked for the end."""
+    progress: Callable[[int, int], None] = lambda _taken, _of: None
+    """Told now and then how many were taken, and of how many."""
 
 
 @dataclass(slots=True)
@@ -90,12 +92,14 @@ class Transfer:
         self._expected_size = float(_FIRST_GUESS)
         self._give_up_at = bounds.stop_at + bounds.give_up_after
         self._has_signal = False
+        self._wanted = 0
         self._unanswered = 0
         """Messages taken that were neither counted nor put back yet."""
         self._publisher = Publisher(connection, self, MEMORY)
 
     def run(self, takes: Sequence[Take]) -> Tally:
         """Every message taken is counted once, whatever happens; a lost connection is reported, not raised."""
+        self._wanted = sum(take.limit for take in takes)
         try:
             for take in takes:
                 kind = Consume if take.is_quorum else Gets
@@ -116,6 +120,7 @@ class Transfer:
         self._connection.wire.flush()
         while not self._is_done() and self._time_left() > 0:
             self._connection.step()
+            self._bounds.progress(self.tally.got, self._wanted)
             self._look_up()
             if self._publisher.is_broken:
                 self._publisher.recover(self._time_left())

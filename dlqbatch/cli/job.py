@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dlqbatch import logs, wiring
 from dlqbatch.cli.configuration import settings_from
 from dlqbatch.cli.failure import PARTIAL, failed
+from dlqbatch.cli.progress import Progress
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.runs.report import LEFT
 
@@ -30,11 +31,15 @@ def run_job(
     as_json: bool = False,
 ) -> int:
     """The exit code; `job` None is the one that the settings name."""
+    progress = Progress()
+    occasion = wiring.Occasion(dry_run=dry_run, stopped=_on_signal(), progress=progress)
     try:
         settings = settings_from(options or {}, config)
-        report = wiring.run(job or settings.job, settings, wiring.Occasion(dry_run=dry_run, stopped=_on_signal()))
+        report = wiring.run(job or settings.job, settings, occasion)
     except DlqbatchError as error:
+        progress.end()
         return failed(error, as_json=as_json)
+    progress.end()
     show(report, as_json=as_json)
     return {"ok": 0, "partial": PARTIAL}.get(report.outcome, 1)
 

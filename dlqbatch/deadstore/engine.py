@@ -24,6 +24,7 @@ STATEMENT_SECONDS = 30.0
 _POSTGRESQL = {"postgres", "postgresql", "postgresql+psycopg"}
 _WRITES = "dlqbatch_writes"
 _UNDEFINED_TABLE = "42P01"
+_NO_PRIVILEGE = "42501"
 
 
 def create_engine_for(
@@ -105,6 +106,8 @@ def _ours(url: URL, error: BaseException) -> DatabaseUnreadable | PolicyMissing:
                 "Run `dlqbatch db upgrade` to make it, or check the database's URL."
             )
         text += " (`dlqbatch db upgrade` makes the tables of this version)"
+    if state == _NO_PRIVILEGE:
+        text += f"; for the policy, `GRANT SELECT ON {EVENT_TABLE} TO {url.username or 'the user'}` is enough"
     return DatabaseUnreadable(where(url), text)
 
 

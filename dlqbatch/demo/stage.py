@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pika import BasicProperties, BlockingConnection, SSLOptions, URLParameters
+from pika import BasicProperties, BlockingConnection
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from dlqbatch import logs, wiring
@@ -22,6 +21,8 @@ from dlqbatch.topology.model import Binding, Exchange, Queue, Topology
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from pika import ConnectionParameters
 
     from dlqbatch.demo.scenario import Trail
     from dlqbatch.settings import Settings
@@ -75,7 +76,7 @@ def perform(
 def _stage(settings: Settings, prefix: str, trails: Sequence[Trail], see: Callable[[Trail], None]) -> Iterator[_Stage]:
     ladder = wiring.ladder_of(settings)
     tests = _prefixed(demonstration(ladder), prefix)
-    parameters = _parameters(settings)
+    parameters = wiring.broker_parameters(settings, "dlqbatch demo")
     with ExitStack() as at_the_end:
         at_the_end.callback(_strike, parameters, ladder.topology() + tests, prefix)
         try:
@@ -191,26 +192,7 @@ def _prefixed(topology: Topology, prefix: str) -> Topology:
     )
 
 
-def _parameters(settings: Settings) -> list[URLParameters]:
-    found = []
-    for url in settings.broker_urls:
-        one = URLParameters(url)
-        if one.ssl_options is not None:
-            context = ssl.create_default_context(cafile=settings.tls_ca_file)
-            if not settings.tls_verify:
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            if settings.tls_cert_file:
-                context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
-            one.ssl_options = SSLOptions(context, one.host)
-        one.socket_timeout = one.stack_timeout = settings.connect_timeout_seconds
-        one.blocked_connection_timeout = settings.blocked_timeout_seconds
-        one.heartbeat = settings.heartbeat_seconds
-        one.client_properties = {"connection_name": "dlqbatch demo", "product": "dlqbatch"}
-        found.append(one)
-    return found
-
-
-def _strike(parameters: Sequence[URLParameters], topology: Topology, prefix: str) -> None:
+def _strike(parameters: Sequence[ConnectionParameters], topology: Topology, prefix: str) -> None:
     """Delete all that may have been made."""
     returns = (return_exchange(queue.name) for queue in topology.queues)
     doomed = [("queue_delete", queue.name) for queue in topology.queues]

@@ -64,23 +64,27 @@ class Drain:
 
     def run(self) -> Report:
         started = time.monotonic()
+        # All exchanges: what leaves a delay queue towards a missing one is dropped by the broker without a word.
         depths = self.broker.depths(
-            [source.queue for source in self.ladder.sources], (self.ladder.delay_exchange, self.ladder.dlq_exchange)
+            [source.queue for source in self.ladder.sources], sorted(self.ladder.exchange_names)
         )
         takes = {queue: limit for queue, limit in share(self.max_messages, depths).items() if limit}
         if not takes:
-            return Report("drain", "ok", "empty", count({}, 0)[0], elapsed_seconds=time.monotonic() - started)
+            elapsed = time.monotonic() - started
+            return Report("drain", "ok", "empty", count({}, 0)[0], elapsed_seconds=elapsed, dry_run=self.dry_run)
         policy = self.load_policy()
         handler = _Handler(self, policy)
         tally = self.broker.transfer(takes, handler.handle)
         counts, reasons = count(tally.results, tally.got)
         took_all = sum(takes.values()) == sum(depths.values())
         warnings = [*policy.warnings, *self.broker.warnings()]
+        warnings += [f"'{queue}' was not read to its end: {why}" for queue, why in tally.refused.items()]
         if tally.lost is not None:
             warnings.append(f"the connection to the broker was lost: {tally.lost}")
+        is_complete = not counts[LEFT] and not tally.refused and tally.lost is None
         return Report(
             "drain",
-            outcome="partial" if counts[LEFT] or tally.lost is not None else "ok",
+            outcome="ok" if is_complete else "partial",
             stopped_by=tally.stopped_by or ("empty" if took_all else "messages"),
             counts=counts,
             reasons=reasons,

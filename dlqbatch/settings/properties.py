@@ -118,7 +118,7 @@ def _bytes(path: Path) -> bytes:
             raise _NotReadable(f"has {status.st_size} bytes, more than settings can have; name the right file")
         return path.read_bytes()
     except FileNotFoundError:
-        raise _NotReadable("does not exist, but DLQBATCH_CONFIG names it; make it, or correct the name") from None
+        raise _NotReadable("does not exist; make it, or correct its name (--config or DLQBATCH_CONFIG)") from None
     except (OSError, ValueError) as exc:
         raise _NotReadable(f"cannot be read ({getattr(exc, 'strerror', None) or 'no valid path'})") from None
 

@@ -52,8 +52,11 @@ class Scene:
     def refill(self) -> None:
         # What a cut drain held comes back only when the broker has noticed.
         self.peer.wait_for(self.is_complete, "all messages to be where they can be counted")
+        self.add(DEPTH - waiting(self.peer))
+
+    def add(self, count: int) -> None:
         start = len(self.expected)
-        self.expected |= put(self.peer, ordinary(range(start, start + DEPTH - waiting(self.peer))))
+        self.expected |= put(self.peer, ordinary(range(start, start + count)))
 
     def is_complete(self) -> bool:
         return waiting(self.peer) + arrived(self.peer) >= len(self.expected)
@@ -159,7 +162,8 @@ def test_a_broker_that_dies_ends_the_drain_with_a_reason_and_has_every_message_w
             node.restart()
 
             with again(lambda: Peer(node.url)) as scene.peer:
-                again(scene.is_complete)
+                # A quorum queue without a leader counts 0; these are confirmed only once there is one again.
+                scene.add(80)
                 scene.finish()
 
 

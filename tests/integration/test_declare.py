@@ -73,7 +73,6 @@ def test_a_topology_without_exchanges_is_declared(broker_url: str, management: M
         ({}, {"x-message-ttl": 9000}, "x-message-ttl", "none", "9000"),
         ({"x-message-ttl": 5000}, {}, "x-message-ttl", "5000", "none"),
         ({"x-queue-type": "quorum"}, {"x-queue-type": "classic"}, "x-queue-type", "quorum", "classic"),
-        ({"x-queue-type": "quorum"}, {}, "x-queue-type", "quorum", "none"),
         (
             {"x-dead-letter-exchange": "it's here"},
             {"x-dead-letter-exchange": "there"},

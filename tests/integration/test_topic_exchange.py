@@ -47,6 +47,7 @@ KEYS = [
     "a ",
     ".",
 ]
+MOST_HASHES = 2
 WORDS = ["a", "b", "c", "", "*", "#", "é"]
 
 
@@ -58,7 +59,8 @@ def test_the_broker_agrees_about_every_pattern_and_key(broker_url: str) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
     dice = random.Random(seed)
-    patterns = sorted({*EDGES, *generated(dice, 60)})
+    # From 4.3 the broker takes at most two `#` in a pattern; more are compared with a slow matcher in the unit tests.
+    patterns = sorted(each for each in {*EDGES, *generated(dice, 60)} if each.split(".").count("#") <= MOST_HASHES)
     keys = sorted({*EDGES, *KEYS, *generated(dice, 60), ".".join("a" * 128)})
 
     with pika.BlockingConnection(pika.URLParameters(broker_url)) as connection:

@@ -316,7 +316,7 @@ def test_every_problem_is_told_at_once(write: Write) -> None:
 
 def test_a_missing_file_is_an_error_if_it_was_named(tmp_path: Path) -> None:
     (problem,) = problems({}, {"DLQBATCH_CONFIG": str(tmp_path / "none.properties")})
-    assert problem.startswith(f"{tmp_path}/none.properties does not exist, but DLQBATCH_CONFIG names it")
+    assert problem.startswith(f"{tmp_path}/none.properties does not exist; make it, or correct its name")
 
 
 def test_a_folder_is_an_error(tmp_path: Path) -> None:
