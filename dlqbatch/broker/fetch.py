@@ -39,6 +39,7 @@ class Fetch(Protocol):
     """Takes at most `limit` messages from one queue and settles what it issued."""
 
     queue: str
+    taken: int
     lost: str | None
     """The broker closed the channel: what it had not seen settled is back in the queue."""
 
@@ -46,6 +47,10 @@ class Fetch(Protocol):
     def outstanding(self) -> int: ...
     @property
     def is_finished(self) -> bool: ...
+    @property
+    def is_waiting(self) -> bool:
+        """It has asked for a message, and the broker has not answered."""
+
     def ask(self, room: int) -> None: ...
     def stop(self) -> None: ...
     def flush(self) -> None: ...
@@ -195,6 +200,10 @@ class Gets(_Channel):
             not self._asked and self._coming is None and (self._exhausted or self.taken >= self.limit)
         )
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._asked > 0
+
     def ask(self, room: int) -> None:
         more = min(room, self.limit - self.taken - self._asked)
         if more > 0 and not self._exhausted and self.lost is None:
@@ -257,6 +266,10 @@ class Consume(_Channel):
     @property
     def is_finished(self) -> bool:
         return self.lost is not None or (self._state == "finished" and self._coming is None)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._state == "getting"
 
     def ask(self, room: int) -> None:
         """Go one step on, if there is one to go."""

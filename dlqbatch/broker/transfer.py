@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dlqbatch.broker.fetch import Consume, Fetch, Gets
 from dlqbatch.broker.publisher import Publisher
-from dlqbatch.errors import BrokerLost
-from dlqbatch.message.delivery import AwaitOrigin, Delivery, Hold, Instruction, Publish
+from dlqbatch.errors import BrokerLost, DlqbatchError
+from dlqbatch.message.delivery import AwaitOrigin, Delivery, Gather, Hold, Instruction, Publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from dlqbatch.broker.connection import Connection
     from dlqbatch.message.envelope import Origin
 
@@ -27,7 +26,14 @@ _FIRST_GUESS: Final = 1024 * 1024
 _SECOND_GUESS: Final = 32 * 1024
 """And after one was seen, unless that was larger."""
 
+_BATCH: Final = 256
+"""Messages that are stored in one transaction."""
+_BATCH_BYTES: Final = MEMORY // 2
+_BATCH_AGE: Final = 0.05
+"""Seconds that a gathered message waits for others to be stored with it."""
+
 LEFT: Final = "left"
+NOT_STORED: Final = "not-stored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,12 @@ class Tally:
     """bytes, time or signal; None when everything asked for was taken."""
     lost: str | None = None
     """Why the connection went away, if it did."""
+    failure: DlqbatchError | None = None
+    """Why the store took no more."""
+    taken: dict[str, int] = field(default_factory=dict)
+    """How many came from each queue."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Queues whose channel the broker closed before they were done, and what it said."""
+    """Queues that the broker refused to go on with, or did not answer for, and why."""
 
 
 class Origins(Protocol):
@@ -75,11 +85,24 @@ class Origins(Protocol):
     def forget(self, origin: Origin) -> None: ...
 
 
+Store = Callable[[Sequence[Delivery]], Sequence[tuple[str, str | None]]]
+"""Commits deliveries, and says for each what it counts as and why; a DlqbatchError means that none was stored."""
+
+
+def _no_store(_: Sequence[Delivery]) -> Sequence[tuple[str, str | None]]:
+    raise AssertionError("this run stores nothing")
+
+
 class Transfer:
     """One pass over some queues; `handle` says for each delivery what is to be done with it."""
 
     def __init__(
-        self, connection: Connection, origins: Origins, handle: Callable[[Delivery], Instruction], bounds: Bounds
+        self,
+        connection: Connection,
+        origins: Origins,
+        handle: Callable[[Delivery], Instruction],
+        bounds: Bounds,
+        store: Store = _no_store,
     ) -> None:
         self.tally = Tally()
         self._connection = connection
@@ -89,6 +112,10 @@ class Transfer:
         self._fetches: list[Fetch] = []
         self._parked: defaultdict[Origin, list[Delivery]] = defaultdict(list)
         self._parked_bytes = 0
+        self._store = store
+        self._gathered: list[Delivery] = []
+        self._gathered_bytes = 0
+        self._gathered_since = 0.0
         self._expected_size = float(_FIRST_GUESS)
         self._give_up_at = bounds.stop_at + bounds.give_up_after
         self._has_signal = False
@@ -126,12 +153,17 @@ class Transfer:
                 self._publisher.recover(self._time_left())
             if self._parked:
                 self._ask_for_origins()
+            if self._gathered and self._is_batch_due():
+                self._store_batch()
             self._pump()
             self._connection.wire.flush()
 
     def _is_done(self) -> bool:
         return (
-            not self._parked and not self._publisher.outstanding and all(fetch.is_finished for fetch in self._fetches)
+            not self._parked
+            and not self._gathered
+            and not self._publisher.outstanding
+            and all(fetch.is_finished for fetch in self._fetches)
         )
 
     def _time_left(self) -> float:
@@ -168,6 +200,7 @@ class Transfer:
         """How many more messages may be asked for within the window, the memory and the bound on bytes."""
         asked = sum(fetch.outstanding for fetch in self._fetches)
         under_way = asked * self._expected_size + self._publisher.outstanding_bytes + self._parked_bytes
+        under_way += self._gathered_bytes
         memory = (MEMORY - under_way) / self._expected_size
         to_bound = (self._bounds.max_bytes - self.tally.bytes) / self._expected_size + 1 - asked
         return max(int(min(WINDOW - asked - self._unanswered, memory, to_bound)), 0)
@@ -191,8 +224,40 @@ class Transfer:
         elif isinstance(instruction, AwaitOrigin):
             self._parked[instruction.origin].append(delivery)
             self._parked_bytes += delivery.body_size
+        elif isinstance(instruction, Gather):
+            self._gather(delivery)
         else:
             self._hold(delivery, instruction)
+
+    def _gather(self, delivery: Delivery) -> None:
+        if self.tally.failure is not None:
+            self._hold(delivery, Hold(LEFT, NOT_STORED))
+            return
+        if not self._gathered:
+            self._gathered_since = time.monotonic()
+        self._gathered.append(delivery)
+        self._gathered_bytes += delivery.body_size
+
+    def _is_batch_due(self) -> bool:
+        is_full = len(self._gathered) >= _BATCH or self._gathered_bytes >= _BATCH_BYTES
+        return is_full or time.monotonic() - self._gathered_since >= _BATCH_AGE
+
+    def _store_batch(self) -> None:
+        """Commit first, acknowledge afterwards: a cut between the two stores a message twice, and loses none."""
+        batch, self._gathered = self._gathered[:_BATCH], self._gathered[_BATCH:]
+        self._gathered_bytes -= sum(delivery.body_size for delivery in batch)
+        try:
+            results = self._store(batch)
+        except DlqbatchError as error:
+            self.tally.failure = error
+            self._stop("failure")
+            for delivery in (*batch, *self._gathered):
+                self._hold(delivery, Hold(LEFT, NOT_STORED))
+            self._gathered, self._gathered_bytes = [], 0
+            return
+        for delivery, (counts_as, reason) in zip(batch, results, strict=True):
+            self._count(counts_as, reason)
+            delivery.receipt.settle(delivery.tag)
 
     def _hold(self, delivery: Delivery, hold: Hold) -> None:
         delivery.chunks = None
@@ -233,7 +298,10 @@ class Transfer:
     def _finish(self) -> None:
         """Nothing more is taken and what is settled is known; now the broker must know it too."""
         self._connection.wire.after_read = None
-        self.tally.refused = {fetch.queue: fetch.lost for fetch in self._fetches if fetch.lost is not None}
+        self.tally.taken = {fetch.queue: fetch.taken for fetch in self._fetches}
+        for fetch in self._fetches:
+            if fetch.lost is not None or fetch.is_waiting:
+                self.tally.refused[fetch.queue] = fetch.lost or "the broker did not answer in time"
         self._leave_the_rest("not-confirmed")
         for fetch in self._fetches:
             fetch.release()
@@ -252,6 +320,9 @@ class Transfer:
             for delivery in deliveries:
                 self._hold(delivery, Hold(LEFT, "origin-check-failed"))
         self._parked.clear()
+        for delivery in self._gathered:
+            self._hold(delivery, Hold(LEFT, NOT_STORED))
+        self._gathered = []
         # What had not been handed over completely when the connection went away.
         if self._unanswered:
             self.tally.results[LEFT, reason] += self._unanswered

@@ -73,10 +73,14 @@ class Hold(NamedTuple):
     reason: str | None = None
 
 
+class Gather(NamedTuple):
+    """Store together with others, and settle once the store has committed."""
+
+
 class AwaitOrigin(NamedTuple):
     """Ask again once it is known whether the origin is there."""
 
     origin: Origin
 
 
-Instruction = Publish | Hold | AwaitOrigin
+Instruction = Publish | Hold | AwaitOrigin | Gather

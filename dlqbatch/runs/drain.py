@@ -27,7 +27,7 @@ from dlqbatch.runs.budget import share
 from dlqbatch.runs.report import LEFT, Report, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from dlqbatch.message.delivery import Route
     from dlqbatch.message.envelope import Origin
@@ -65,23 +65,30 @@ class Drain:
     def run(self) -> Report:
         started = time.monotonic()
         # All exchanges: what leaves a delay queue towards a missing one is dropped by the broker without a word.
-        depths = self.broker.depths(
+        depths, unknown = self.broker.depths(
             [source.queue for source in self.ladder.sources], sorted(self.ladder.exchange_names)
         )
         takes = {queue: limit for queue, limit in share(self.max_messages, depths).items() if limit}
         if not takes:
-            elapsed = time.monotonic() - started
-            return Report("drain", "ok", "empty", count({}, 0)[0], elapsed_seconds=elapsed, dry_run=self.dry_run)
+            return Report(
+                "drain",
+                outcome="partial" if unknown else "ok",
+                stopped_by="empty",
+                counts=count({}, 0)[0],
+                elapsed_seconds=time.monotonic() - started,
+                dry_run=self.dry_run,
+                warnings=_unread(unknown),
+            )
         policy = self.load_policy()
         handler = _Handler(self, policy)
         tally = self.broker.transfer(takes, handler.handle)
         counts, reasons = count(tally.results, tally.got)
         took_all = sum(takes.values()) == sum(depths.values())
-        warnings = [*policy.warnings, *self.broker.warnings()]
-        warnings += [f"'{queue}' was not read to its end: {why}" for queue, why in tally.refused.items()]
+        unread = {**unknown, **tally.refused}
+        warnings = [*policy.warnings, *self.broker.warnings(), *_unread(unread)]
         if tally.lost is not None:
             warnings.append(f"the connection to the broker was lost: {tally.lost}")
-        is_complete = not counts[LEFT] and not tally.refused and tally.lost is None
+        is_complete = not counts[LEFT] and not unread and tally.lost is None
         return Report(
             "drain",
             outcome="ok" if is_complete else "partial",
@@ -93,6 +100,10 @@ class Drain:
             warnings=tuple(warnings),
             preview=tuple(handler.preview),
         )
+
+
+def _unread(queues: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"'{queue}' was not read to its end: {why}" for queue, why in queues.items())
 
 
 class _Handler:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from rawamqp import AmqpError, Peer
-from stage import PLACES, arrived, ordinary, put, report_of, set_stage, verify, waiting
+from stage import COPY, LADDER, PLACES, arrived, ordinary, put, report_of, set_stage, verify, waiting
 
 from dlqbatch.broker.transfer import WINDOW
+from dlqbatch.errors import BrokerLost, BrokerUnreachable
 from scripts.servers.management import Management
 from scripts.servers.rabbitmq import RabbitNode
 
@@ -34,7 +35,7 @@ Answer = TypeVar("Answer")
 
 DEPTH = 5_000
 """Messages on the queues whenever a drain is started."""
-KILLS, STOPS, CLOSES = 12, 5, 5
+KILLS, STOPS, CLOSES = 20, 5, 5
 DONE, PARTIAL, UNREACHABLE = 0, 3, 4
 
 
@@ -148,6 +149,8 @@ def test_a_broker_that_dies_ends_the_drain_with_a_reason_and_has_every_message_w
         management = Management(node.management_url)
         with set_stage(node.url, management, tmp_path, DLQBATCH_QUEUE_TYPE=queue_type) as stage:
             with Peer(node.url) as peer:
+                if queue_type == "quorum":
+                    peer.wait_for(lambda: registered(node.folder), "the broker to have its queues on disk")
                 scene = Scene(stage, peer)
                 process = scene.start_and_reach_the_middle()
                 node.kill()
@@ -165,6 +168,34 @@ def test_a_broker_that_dies_ends_the_drain_with_a_reason_and_has_every_message_w
                 # A quorum queue without a leader counts 0; these are confirmed only once there is one again.
                 scene.add(80)
                 scene.finish()
+
+
+@pytest.mark.slow
+def test_a_quorum_queue_that_has_no_leader_yet_is_not_taken_for_empty(work_folder: Path, tmp_path: Path) -> None:
+    with RabbitNode(work_folder / "rabbitmq") as node:
+        node.start()
+        with set_stage(node.url, Management(node.management_url), tmp_path, DLQBATCH_QUEUE_TYPE="quorum") as stage:
+            with Peer(node.url) as peer:
+                peer.wait_for(lambda: registered(node.folder), "the broker to have its queues on disk")
+                put(peer, ordinary(range(800)))
+            settings = stage.settings()
+            node.kill()
+            node.restart()
+            got, reports = 0, []
+            deadline = time.monotonic() + 30
+            while got < 800 and time.monotonic() < deadline:
+                with contextlib.suppress(BrokerUnreachable, BrokerLost):
+                    reports.append(stage.drain(settings))
+                    got += reports[-1]["counts"]["got"] - reports[-1]["counts"]["left"]
+                    is_all_there_was = (reports[-1]["outcome"], reports[-1]["stopped_by"]) == ("ok", "empty")
+                    assert got == 800 or not is_all_there_was, reports
+            assert got == 800, reports
+
+
+def registered(folder: Path) -> bool:
+    """A node killed within half a second of a quorum queue's declaration forgets which files are the queue's."""
+    names = [path.read_bytes() for path in folder.glob("data/node/quorum/*/names.dets")]
+    return all(any(f"%2F_{queue}".encode() in text for text in names) for queue in (*LADDER, *PLACES, COPY))
 
 
 def again(ask: Callable[[], Answer]) -> Answer:
