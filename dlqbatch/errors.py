@@ -5,7 +5,8 @@ DlqbatchError                   carries `exit_code`: what the command line ends 
 ├── PolicyMissing          (2)  no table, or not a single event: nothing was moved
 ├── TopologyMismatch       (2)  the broker holds a queue or exchange that differs from the settings
 ├── TopologyMissing        (2)  a queue or exchange is not there and this job may not make it
-├── BrokerUnreachable      (4)  no connection, refused login, no such vhost
+├── BrokerUnreachable      (4)  no connection
+│   └── LoginRefused       (4)  the broker lets nobody in with this user, password and virtual host
 ├── BrokerLost             (4)  the connection went away before anything was taken
 ├── ChannelRefused         (1)  the broker closed a channel; code and text are its own
 └── DatabaseUnreadable     (4)  the database cannot be reached, read or written
@@ -61,6 +62,10 @@ class BrokerUnreachable(DlqbatchError):
     def __init__(self, where: str, why: str) -> None:
         self.where, self.why = where, why
         super().__init__(f"no connection to the broker at {where}: {why}. Nothing was taken.")
+
+
+class LoginRefused(BrokerUnreachable):
+    """No use in trying again at once; but no wrong usage either: a broker that cannot read its users says the same."""
 
 
 class BrokerLost(DlqbatchError):

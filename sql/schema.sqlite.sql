@@ -19,4 +19,146 @@ CREATE TABLE IF NOT EXISTS dlq_event_config (
 
 INSERT INTO dlqbatch_version (version_num) VALUES ('0001') RETURNING version_num;
 
+-- Running upgrade 0001 -> 0002
+
+CREATE TABLE dlq_messages (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    identity TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    full_digest BLOB NOT NULL,
+    had_id BOOLEAN NOT NULL,
+    parent TEXT,
+    source_queue TEXT NOT NULL,
+    exchange TEXT NOT NULL,
+    routing_key TEXT NOT NULL,
+    body BLOB NOT NULL,
+    properties BLOB NOT NULL,
+    message_id TEXT,
+    origin_queue TEXT,
+    origin_exchange TEXT,
+    origin_key TEXT,
+    event TEXT,
+    reason TEXT,
+    error_type TEXT,
+    error_message TEXT,
+    error_stack TEXT,
+    fingerprint TEXT NOT NULL,
+    retry_count INTEGER NOT NULL,
+    dlq_retry_count INTEGER DEFAULT 0 NOT NULL,
+    first_failed_at TEXT NOT NULL,
+    last_failed_at TEXT NOT NULL,
+    status TEXT NOT NULL,
+    status_since TEXT NOT NULL,
+    strategy TEXT,
+    lock_owner TEXT,
+    lock_token TEXT,
+    locked_at TEXT,
+    lease_until TEXT,
+    next_retry_at TEXT,
+    is_due BOOLEAN DEFAULT false NOT NULL,
+    priority SMALLINT DEFAULT 0 NOT NULL,
+    tags TEXT DEFAULT '[]' NOT NULL,
+    source TEXT,
+    system_state TEXT DEFAULT '{}' NOT NULL,
+    plan_id INTEGER,
+    possible_duplicate BOOLEAN DEFAULT false NOT NULL,
+    ack_proven BOOLEAN DEFAULT false NOT NULL,
+    created_at TEXT NOT NULL,
+    updated_at TEXT NOT NULL,
+    CONSTRAINT dlq_messages_identity UNIQUE (identity),
+    CONSTRAINT dlq_messages_status CHECK (status IN ('archived', 'failed', 'manual', 'pending', 'processing', 'resolved')),
+    CONSTRAINT dlq_messages_strategy CHECK (strategy IN ('conditional', 'immediate', 'manual', 'scheduled')),
+    CONSTRAINT dlq_messages_priority CHECK (priority BETWEEN 0 AND 255),
+    CONSTRAINT dlq_messages_digests CHECK (length(digest) = 32 AND length(full_digest) = 32),
+    CONSTRAINT dlq_messages_fingerprint CHECK (length(fingerprint) = 16),
+    CONSTRAINT dlq_messages_lock CHECK ((status = 'processing') = (lock_token IS NOT NULL)),
+    CONSTRAINT dlq_messages_lease CHECK (lease_until IS NULL OR status = 'processing'),
+    CONSTRAINT dlq_messages_due CHECK (status = 'pending' OR NOT is_due)
+);
+
+CREATE INDEX dlq_messages_by_parent ON dlq_messages (parent) WHERE parent IS NOT NULL;
+
+CREATE INDEX dlq_messages_by_time ON dlq_messages (created_at, id);
+
+CREATE INDEX dlq_messages_by_group ON dlq_messages (fingerprint, created_at, id);
+
+CREATE INDEX dlq_messages_by_origin ON dlq_messages (origin_queue, created_at, id);
+
+CREATE INDEX dlq_messages_by_event ON dlq_messages (event, created_at, id);
+
+CREATE INDEX dlq_messages_by_error ON dlq_messages (error_type, created_at, id);
+
+CREATE INDEX dlq_messages_by_status ON dlq_messages (status, created_at, id);
+
+CREATE INDEX dlq_messages_by_age_in_status ON dlq_messages (status, status_since, id);
+
+CREATE INDEX dlq_messages_groups ON dlq_messages (status, fingerprint, created_at);
+
+CREATE INDEX dlq_messages_unproven ON dlq_messages (full_digest) WHERE NOT ack_proven;
+
+CREATE INDEX dlq_messages_due ON dlq_messages (priority DESC, created_at, id) WHERE status = 'pending' AND is_due AND plan_id IS NULL;
+
+CREATE INDEX dlq_messages_waiting ON dlq_messages (next_retry_at) WHERE status = 'pending' AND NOT is_due AND next_retry_at IS NOT NULL;
+
+CREATE INDEX dlq_messages_leases ON dlq_messages (lease_until) WHERE status = 'processing' AND lease_until IS NOT NULL;
+
+CREATE INDEX dlq_messages_by_plan ON dlq_messages (plan_id, id) WHERE plan_id IS NOT NULL;
+
+CREATE TABLE dlq_attempts (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    message_id INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    strategy TEXT,
+    worker TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    sent_at TEXT,
+    closed_at TEXT,
+    outcome TEXT,
+    CONSTRAINT dlq_attempts_number UNIQUE (message_id, number),
+    CONSTRAINT dlq_attempts_from_one CHECK (number > 0),
+    CONSTRAINT dlq_attempts_strategy CHECK (strategy IN ('conditional', 'immediate', 'manual', 'scheduled')),
+    CONSTRAINT dlq_attempts_outcome CHECK (outcome IN ('abandoned', 'failed', 'succeeded')),
+    CONSTRAINT dlq_attempts_closed CHECK ((outcome IS NULL) = (closed_at IS NULL)),
+    FOREIGN KEY(message_id) REFERENCES dlq_messages (id) ON DELETE CASCADE
+);
+
+CREATE UNIQUE INDEX dlq_attempts_open ON dlq_attempts (message_id) WHERE closed_at IS NULL;
+
+CREATE INDEX dlq_attempts_observed ON dlq_attempts (sent_at) WHERE closed_at IS NULL AND sent_at IS NOT NULL;
+
+CREATE INDEX dlq_attempts_recent ON dlq_attempts (closed_at) WHERE closed_at IS NOT NULL;
+
+CREATE TABLE dlq_transitions (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    message_id INTEGER NOT NULL,
+    from_status TEXT,
+    to_status TEXT NOT NULL,
+    at TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    CONSTRAINT dlq_transitions_moves CHECK (coalesce(from_status, '') || '>' || to_status IN ('>manual', '>pending', 'archived>archived', 'archived>manual', 'failed>archived', 'failed>failed', 'failed>processing', 'manual>archived', 'manual>manual', 'manual>processing', 'pending>pending', 'pending>processing', 'processing>failed', 'processing>manual', 'processing>pending', 'processing>processing', 'processing>resolved', 'resolved>pending', 'resolved>resolved')),
+    FOREIGN KEY(message_id) REFERENCES dlq_messages (id) ON DELETE CASCADE
+);
+
+CREATE INDEX dlq_transitions_by_message ON dlq_transitions (message_id, id);
+
+CREATE INDEX dlq_transitions_by_time ON dlq_transitions (at, to_status);
+
+CREATE TABLE dlq_runs (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    job TEXT NOT NULL,
+    started_at TEXT NOT NULL,
+    ended_at TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    stopped_by TEXT NOT NULL,
+    emptied TEXT NOT NULL,
+    report TEXT NOT NULL
+);
+
+CREATE INDEX dlq_runs_by_job ON dlq_runs (job, started_at);
+
+CREATE INDEX dlq_runs_by_time ON dlq_runs (started_at);
+
+UPDATE dlqbatch_version SET version_num='0002' WHERE dlqbatch_version.version_num = '0001';
+
 COMMIT;

@@ -12,7 +12,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from dlqbatch.broker.connection import Access, Connection, connect
 from dlqbatch.broker.origins import Origins
-from dlqbatch.broker.transfer import Bounds, Take, Tally, Transfer
+from dlqbatch.broker.transfer import Bounds, Store, Take, Tally, Transfer, stores_nothing
 from dlqbatch.message.delivery import Delivery, Hold, Instruction, Publish, Route
 from dlqbatch.message.headers import ID
 from dlqbatch.message.properties import join, split
@@ -117,10 +117,12 @@ def transfer(
     give_up_after: float = 20.0,
     max_bytes: int = 1 << 40,
     stopped: Callable[[], bool] = lambda: False,
+    spare: int = 0,
+    store: Store = stores_nothing,
 ) -> Tally:
     """One transfer, whose counts must add up."""
     bounds = Bounds(time.monotonic() + seconds, give_up_after, max_bytes, stopped)
-    tally = Transfer(connection, origins or Origins(connection), handle, bounds).run(list(takes))
+    tally = Transfer(connection, origins or Origins(connection), handle, bounds, store).run(list(takes), spare)
     assert tally.got == sum(tally.results.values()), tally
     return tally
 

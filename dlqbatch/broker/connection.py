@@ -22,13 +22,16 @@ from pika.exceptions import (
 )
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
+from dlqbatch import logs
 from dlqbatch.broker.wire import Wire
-from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused
+from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused, LoginRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pika.channel import Channel
+
+_log = logs.get(__name__)
 
 _TICK: Final = 0.01
 """Seconds after which a wait looks up even if nothing happens."""
@@ -57,10 +60,6 @@ class NoAnswer(BrokerLost):
     """A method was not answered in time; the connection may live on."""
 
 
-class _LoginRefused(BrokerUnreachable):
-    """No use in trying again at once."""
-
-
 def connect(access: Access) -> Connection:
     """The first of the hosts that answers, tried in turn until the time is up."""
     deadline = time.monotonic() + access.connect_timeout
@@ -68,8 +67,9 @@ def connect(access: Access) -> Connection:
         stop=stop_before_delay(access.connect_timeout),
         wait=wait_random_exponential(multiplier=0.2, max=2),
         retry=retry_if_exception(
-            lambda error: isinstance(error, BrokerUnreachable) and not isinstance(error, _LoginRefused)
+            lambda error: isinstance(error, BrokerUnreachable) and not isinstance(error, LoginRefused)
         ),
+        before_sleep=lambda _: _log.info("the broker cannot be reached yet, trying again"),
         reraise=True,
     )
     return attempts(_connect_to_any, access, deadline)
@@ -233,7 +233,7 @@ class Connection:
     def _unreachable(self, error: BaseException) -> BrokerUnreachable:
         refused = isinstance(error, _REFUSALS) and _CLOSED in str(error)
         self._dispose()
-        return (_LoginRefused if refused else BrokerUnreachable)(self._where, describe(error))
+        return (LoginRefused if refused else BrokerUnreachable)(self._where, describe(error))
 
 
 class Scratch:

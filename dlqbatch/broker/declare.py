@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from dlqbatch import logs
@@ -45,10 +46,38 @@ def declare(connection: Connection, topology: Topology) -> None:
             scratch.call("basic_qos")
     except ChannelRefused as refused:
         if refused.code == _NO_PERMISSION:
-            _log.warning("may not declare the topology, so only looks whether it is there", why=refused.text)
+            _log.info("may not declare the topology, so only looks whether it is there", why=refused.text)
             look(connection, topology)
             return
         raise mismatch(refused) or refused from refused
+
+
+def compare(connection: Connection, topology: Topology) -> None:
+    """TopologyMissing or TopologyMismatch as `declare` would meet it, without making anything."""
+    look(connection, topology)
+    try:
+        with connection.scratch() as scratch:
+            # All of it is there, so that declaring it only compares; bindings cannot be compared, and are left alone.
+            for exchange in topology.exchanges:
+                scratch.call_later(
+                    "exchange_declare", exchange=exchange.name, exchange_type=exchange.type, durable=True
+                )
+            for queue in topology.queues:
+                scratch.call_later("queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments))
+            scratch.call("basic_qos")
+    except ChannelRefused as refused:
+        if refused.code == _NO_PERMISSION:
+            return
+        raise mismatch(refused) or refused from refused
+
+
+def existing(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
+    """Those of the queues that are there, with their depths."""
+    found = {}
+    for queue in queues:
+        with connection.scratch() as scratch, suppress(ChannelRefused):
+            found[queue] = int(scratch.call("queue_declare", queue=queue, passive=True).message_count)
+    return found
 
 
 def mismatch(refused: ChannelRefused) -> TopologyMismatch | None:

@@ -35,6 +35,18 @@ _SURELY_IDLE: Final = 0.2
 """The same for a round whose one get was used up."""
 
 
+class Spare:
+    """What a run may still take beyond the limits of its queues; they share it."""
+
+    def __init__(self, messages: int = 0) -> None:
+        self._left = messages
+
+    def take(self, wanted: int) -> int:
+        given = min(wanted, self._left)
+        self._left -= given
+        return given
+
+
 class Fetch(Protocol):
     """Takes at most `limit` messages from one queue and settles what it issued."""
 
@@ -62,10 +74,13 @@ class Fetch(Protocol):
 class _Channel:
     """A channel whose deliveries are read without pika, and the receipts it has issued."""
 
-    def __init__(self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None], spare: Spare
+    ) -> None:
         self.queue = queue
         self.limit = limit
         self.taken = 0
+        self._spare = spare
         self.lost: str | None = None
         """The broker closed the channel: what it had not seen settled is back in the queue."""
         self._connection = connection
@@ -151,12 +166,24 @@ class _Channel:
         if not self._closing and not self._connection.is_closing:
             _log.warning("the broker closed a queue's channel", queue=self.queue, why=self.lost)
 
-    def _begin(self, buffer: bytes, position: int) -> None:
+    def _begin(self, buffer: bytes, position: int) -> int:
+        """Where the method goes on behind the routing key."""
         tag = frames.delivery_tag(buffer, position)[0]
         exchange, after = frames.read_short_string(buffer, position + 9)
-        key, _ = frames.read_short_string(buffer, after)
+        key, end = frames.read_short_string(buffer, after)
         self._coming = Delivery(self, tag, exchange, key, buffer[position + 8] == 1)
         self.taken += 1
+        return end
+
+    def _got(self, buffer: bytes, position: int) -> None:
+        """A message that was asked for by itself; behind it stands how many more are ready.
+
+        What another channel has just put back may not have been counted when the limit was set. It is told by its
+        flag from what arrives only now, which is left to the next run.
+        """
+        end = self._begin(buffer, position)
+        if self.taken >= self.limit and self._coming is not None and self._coming.redelivered:
+            self.limit += self._spare.take(frames.message_count(buffer, end)[0])
 
     def _read(self, kind: int, buffer: bytes, start: int, end: int) -> bool:
         if kind == frames.METHOD:
@@ -183,8 +210,10 @@ class _Channel:
 class Gets(_Channel):
     """Pipelined basic.get; the broker answers them in order."""
 
-    def __init__(self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None]) -> None:
-        super().__init__(connection, queue, limit, deliver)
+    def __init__(
+        self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None], spare: Spare
+    ) -> None:
+        super().__init__(connection, queue, limit, deliver, spare)
         self._get = frames.get(self._number, queue)
         self._asked = 0
         self._exhausted = limit <= 0
@@ -216,7 +245,7 @@ class Gets(_Channel):
     def _method(self, method: int, buffer: bytes, position: int) -> bool:
         if method == frames.GET_OK:
             self._asked -= 1
-            self._begin(buffer, position)
+            self._got(buffer, position)
             return True
         if method == frames.GET_EMPTY:
             self._asked -= 1
@@ -235,8 +264,10 @@ class Consume(_Channel):
     at its close; and it says whether the queue is empty, which a consumer is never told.
     """
 
-    def __init__(self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None]) -> None:
-        super().__init__(connection, queue, limit, deliver)
+    def __init__(
+        self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None], spare: Spare
+    ) -> None:
+        super().__init__(connection, queue, limit, deliver, spare)
         self._state = "ready" if limit > 0 else "finished"
         self._stopping = False
         self._rounds = 0
@@ -347,10 +378,10 @@ class Consume(_Channel):
             self._last_change = time.monotonic()
             self._begin(buffer, position + 1 + buffer[position])
         elif method == frames.GET_OK:
-            self._begin(buffer, position)
-            self._got(is_empty=False)
+            self._got(buffer, position)
+            self._answered(is_empty=False)
         elif method == frames.GET_EMPTY:
-            self._got(is_empty=True)
+            self._answered(is_empty=True)
         elif method in {frames.CANCEL_OK, frames.CANCEL}:
             # The broker cancels by itself when the queue is deleted.
             self._state = "cancelled"
@@ -358,7 +389,7 @@ class Consume(_Channel):
             return method in {frames.CONSUME_OK, frames.QOS_OK}
         return True
 
-    def _got(self, *, is_empty: bool) -> None:
+    def _answered(self, *, is_empty: bool) -> None:
         if self._probing:
             self._probing = False
             self._last_change = time.monotonic()

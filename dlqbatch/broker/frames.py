@@ -21,6 +21,7 @@ CANCEL_OK: Final = 60 << 16 | 31
 QOS_OK: Final = 60 << 16 | 11
 
 method_id: Final = Struct(">I").unpack_from
+message_count: Final = Struct(">I").unpack_from
 delivery_tag: Final = Struct(">Q").unpack_from
 _BODY_SIZE: Final = Struct(">Q").unpack_from
 

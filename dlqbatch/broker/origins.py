@@ -89,9 +89,10 @@ class Origins:
     def _find(self, origin: Origin, scratch: Scratch) -> _Way:
         if origin.queue is None:
             return self._through_exchange(origin, scratch)
-        if not self._touch:
-            return self._directly(origin.queue, scratch)
         exchange = return_exchange(origin.queue)
+        if not self._touch:
+            self._directly(origin.queue, scratch)
+            return _Way(exchange)
         try:
             # First of all, so that nothing is made for a queue that is gone.
             scratch.call_later("queue_declare", queue=origin.queue, passive=True)

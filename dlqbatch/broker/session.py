@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from dlqbatch.broker import declare
 from dlqbatch.broker.frames import properties_limit
-from dlqbatch.broker.transfer import LEFT, Bounds, Take, Tally, Transfer
+from dlqbatch.broker.transfer import LEFT, Bounds, Store, Take, Tally, Transfer, stores_nothing
 from dlqbatch.errors import BrokerLost
 from dlqbatch.message.delivery import Hold
 
@@ -66,9 +66,15 @@ class Session:
         # The one that was put back may not be counted yet; asking for one too many is answered with "empty".
         return {**found, **{queue: depth + 1 for queue, depth in counted.items()}}, tally.refused
 
-    def transfer(self, takes: Mapping[str, int], handle: Callable[[Delivery], Instruction]) -> Tally:
+    def transfer(
+        self,
+        takes: Mapping[str, int],
+        spare: int,
+        handle: Callable[[Delivery], Instruction],
+        store: Store = stores_nothing,
+    ) -> Tally:
         wanted = [Take(queue, limit, queue in self.quorum) for queue, limit in takes.items()]
-        return Transfer(self.connection, self.origins, handle, self.bounds).run(wanted)
+        return Transfer(self.connection, self.origins, handle, self.bounds, store).run(wanted, spare)
 
     def warnings(self) -> Sequence[str]:
         blocked = ["the broker takes no publishes: a memory or disk alarm"] if self.connection.blocked else []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from dlqbatch.broker.fetch import Consume, Fetch, Gets
+from dlqbatch.broker.fetch import Consume, Fetch, Gets, Spare
 from dlqbatch.broker.publisher import Publisher
 from dlqbatch.errors import BrokerLost, DlqbatchError
 from dlqbatch.message.delivery import AwaitOrigin, Delivery, Gather, Hold, Instruction, Publish
@@ -89,7 +89,7 @@ Store = Callable[[Sequence[Delivery]], Sequence[tuple[str, str | None]]]
 """Commits deliveries, and says for each what it counts as and why; a DlqbatchError means that none was stored."""
 
 
-def _no_store(_: Sequence[Delivery]) -> Sequence[tuple[str, str | None]]:
+def stores_nothing(_: Sequence[Delivery]) -> Sequence[tuple[str, str | None]]:
     raise AssertionError("this run stores nothing")
 
 
@@ -102,7 +102,7 @@ class Transfer:
         origins: Origins,
         handle: Callable[[Delivery], Instruction],
         bounds: Bounds,
-        store: Store = _no_store,
+        store: Store = stores_nothing,
     ) -> None:
         self.tally = Tally()
         self._connection = connection
@@ -124,13 +124,14 @@ class Transfer:
         """Messages taken that were neither counted nor put back yet."""
         self._publisher = Publisher(connection, self, MEMORY)
 
-    def run(self, takes: Sequence[Take]) -> Tally:
+    def run(self, takes: Sequence[Take], spare: int = 0) -> Tally:
         """Every message taken is counted once, whatever happens; a lost connection is reported, not raised."""
         self._wanted = sum(take.limit for take in takes)
+        shared = Spare(spare)
         try:
             for take in takes:
                 kind = Consume if take.is_quorum else Gets
-                self._fetches.append(kind(self._connection, take.queue, take.limit, self._take))
+                self._fetches.append(kind(self._connection, take.queue, take.limit, self._take, shared))
             self._connection.wire.after_read = self._pump
             self._until_settled()
             self._finish()
@@ -250,7 +251,8 @@ class Transfer:
             results = self._store(batch)
         except DlqbatchError as error:
             self.tally.failure = error
-            self._stop("failure")
+            for fetch in self._fetches:
+                fetch.stop()
             for delivery in (*batch, *self._gathered):
                 self._hold(delivery, Hold(LEFT, NOT_STORED))
             self._gathered, self._gathered_bytes = [], 0

@@ -20,7 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_job(None)
         from dlqbatch.cli.commands import run_command  # noqa: PLC0415
 
-        return run_command(given)
+        # `handler.py --json` is a drain as well, as `handler.py` alone is.
+        is_for_drain = given[0].startswith("-") and given[0] not in {"--help", "-h", "--version"}
+        return run_command(["drain", *given] if is_for_drain else given)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001  (the last to see it: logged with its trace, never with a password)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlqbatch.cli import database, events, topology
+from dlqbatch.cli import database, events, messages, topology
 from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, overrides
 from dlqbatch.cli.failure import failed, say
 from dlqbatch.cli.job import run_job
@@ -25,6 +25,7 @@ app = typer.Typer(
     epilog="Without a command: one run of the job that the settings name, which is drain. "
     "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 partial, 4 broker or database unreachable.",
 )
+app.add_typer(messages.app, name="messages")
 app.add_typer(events.app, name="events")
 app.add_typer(database.app, name="db")
 app.add_typer(topology.app, name="topology")
@@ -77,6 +78,31 @@ def drain(
     given = {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
     given["allow_empty_policy"] = allow_empty_policy or None
     raise typer.Exit(run_job("drain", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
+
+
+@app.command()
+def ingest(
+    queues: Annotated[
+        list[str] | None,
+        typer.Argument(help="Dead-letter queues, or wildcards such as 'dlq.*'; else as the setting says."),
+    ] = None,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    max_messages: Annotated[
+        int | None, typer.Option(help="Take at most so many messages; else as the setting says.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(help="Stop taking after so many bytes of bodies, such as 64MiB.")
+    ] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Take messages for at most so many seconds.")] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take dead letters out of their queues into the dead store: committed first, then acknowledged."""
+    given = {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
+    given["ingest_queues"] = ",".join(queues) if queues else None
+    raise typer.Exit(run_job("ingest", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
 
 
 @app.command()

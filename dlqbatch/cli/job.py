@@ -81,8 +81,11 @@ def show(report: Report, *, as_json: bool) -> None:
         sys.stdout.write(f"    {reason:<20}{number:>9}\n")
     for line in report.preview:
         why = f" ({line['reason']})" if line["reason"] else ""
-        text = f"{line['queue']}: {line['routing_key']} -> {line['decision'].replace('_', ' ')}{why}"
+        text = f"{line['queue']}: {line['event']} from {line['origin']} -> {line['decision'].replace('_', ' ')}{why}"
         sys.stdout.write(logs.plain(f"  {text} by exchange '{line['exchange']}', key '{line['key']}'") + "\n")
+    unlisted = report.counts["got"] - report.counts[LEFT] - len(report.preview)
+    if report.preview and unlisted > 0:
+        sys.stdout.write(f"  … and {unlisted:,} more\n")
     if report.counts[LEFT] and not report.dry_run:
         sys.stdout.write("  note: what was left is still in its queue; docs/drain.md tells what each reason asks for\n")
     for warning in report.warnings:

@@ -21,7 +21,8 @@ Without a command it is one run of the job that the settings name, which is `dra
 - What was asked for goes to stdout, logs go to stderr. With `--json` stdout holds one JSON value and nothing else, also
   after an error: `{"outcome": "failed", "error": {"type": …, "message": …}}`.
 - Logs are text on a terminal and JSON lines elsewhere (`dlqbatch.log-format`).
-- `-s OPTION=VALUE` sets any option of [settings.md](settings.md) for this one command, and goes before everything else.
+- `-s OPTION=VALUE` sets any option of [settings.md](settings.md) for this one command.
+  It stands after the command, and counts before every other source.
 - What is given on a command line is seen by every user of the machine (`ps`): passwords belong into the environment or
   into the properties file.
 

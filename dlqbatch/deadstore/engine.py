@@ -12,6 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from dlqbatch.deadstore.postgresql import connect_options, session
 from dlqbatch.errors import DatabaseUnreadable, PolicyMissing, SettingsError
 
 if TYPE_CHECKING:
@@ -149,26 +150,12 @@ def _sqlite(url: URL, *, busy: float, create: bool) -> Engine:
 
 
 def _postgresql(url: URL, connect_timeout: float, statement_timeout: float) -> Engine:
-    defaults: dict[str, Any] = {
-        "application_name": "dlqbatch",
-        "client_encoding": "utf8",
-        "connect_timeout": max(2, round(connect_timeout)),  # libpq knows whole seconds, two at least
-        # A network that swallows packets ends a wait after half a minute instead of never.
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 4,
-    }
-    arguments = {name: value for name, value in defaults.items() if name not in url.query}
+    arguments = connect_options(url.query, connect_timeout)
     engine = create_engine(url, connect_args=arguments, poolclass=NullPool, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
-        # Not by the `options` of the connection: some connection poolers refuse those.
-        milliseconds = int(statement_timeout * 1000)
-        connection.execute(
-            f"SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}; "
-            "SET idle_in_transaction_session_timeout = 60000; SET synchronous_commit = on"
-        )
+        connection.execute(session(statement_timeout))
         connection.commit()
 
     return engine

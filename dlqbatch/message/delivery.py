@@ -45,6 +45,10 @@ class Delivery:
         """Payload and end mark of each body frame; None once there was no memory to keep them."""
         self.resent = False
 
+    def body(self) -> bytes:
+        """Joined from its frames, each without its end mark."""
+        return b"".join(chunk[:-1] for chunk in self.chunks or ())
+
 
 class Route(NamedTuple):
     """What a message is published with."""

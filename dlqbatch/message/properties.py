@@ -9,6 +9,7 @@ from dlqbatch.message.table import LENGTH, UnreadableTable
 
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _DELIVERY_MODE = 0x8000, 0x4000, 0x2000, 0x1000
 _EXPIRATION, _USER_ID, _TIMESTAMP, _PRIORITY = 0x0100, 0x0010, 0x0040, 0x0800
+_MESSAGE_ID, _APP_ID = 0x0080, 0x0008
 _AFTER_DELIVERY_MODE: Final = (0x0800, 0x0400, 0x0200, 0x0100, 0x0080, 0x0040, 0x0020, 0x0010, 0x0008, 0x0004)
 _MORE_FLAGS: Final = 0x0001
 _FLAGS: Final = Struct(">H")
@@ -93,3 +94,25 @@ def _tail(data: bytes, flags: int, position: int) -> dict[int, bytes]:
     if position > len(data):
         raise UnreadableTable
     return parts
+
+
+class Labels(NamedTuple):
+    """What else the properties say that a person or the dead store asks for."""
+
+    priority: int
+    message_id: bytes | None
+    app_id: bytes | None
+
+
+def labels(properties: Properties) -> Labels:
+    """Never raises: what cannot be read is not there."""
+    try:
+        parts = _tail(properties.data, properties.flags, properties.tail_start)
+    except (UnreadableTable, IndexError):
+        return Labels(0, None, None)
+    message_id, app_id = parts.get(_MESSAGE_ID), parts.get(_APP_ID)
+    return Labels(
+        parts[_PRIORITY][0] if _PRIORITY in parts else 0,
+        message_id[1:] if message_id is not None else None,
+        app_id[1:] if app_id is not None else None,
+    )

@@ -24,10 +24,10 @@ from dlqbatch.policy.decide import (
 )
 from dlqbatch.policy.decision import DeadLetter, Decision, Delay, Leave, Return
 from dlqbatch.runs.budget import share
-from dlqbatch.runs.report import LEFT, Report, count
+from dlqbatch.runs.report import LEFT, Report, count, ending, unread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from dlqbatch.message.delivery import Route
     from dlqbatch.message.envelope import Origin
@@ -69,7 +69,10 @@ class Drain:
             [source.queue for source in self.ladder.sources], sorted(self.ladder.exchange_names)
         )
         takes = {queue: limit for queue, limit in share(self.max_messages, depths).items() if limit}
+        spare = self.max_messages - sum(takes.values())
         if not takes:
+            if self.dry_run:
+                self.load_policy()  # whoever tries it out wants to know that it is there
             return Report(
                 "drain",
                 outcome="partial" if unknown else "ok",
@@ -77,33 +80,31 @@ class Drain:
                 counts=count({}, 0)[0],
                 elapsed_seconds=time.monotonic() - started,
                 dry_run=self.dry_run,
-                warnings=_unread(unknown),
+                warnings=unread(unknown),
+                emptied=tuple(queue for queue in depths if queue not in unknown),
             )
         policy = self.load_policy()
         handler = _Handler(self, policy)
-        tally = self.broker.transfer(takes, handler.handle)
+        tally = self.broker.transfer(takes, spare, handler.handle)
         counts, reasons = count(tally.results, tally.got)
-        took_all = sum(takes.values()) == sum(depths.values())
-        unread = {**unknown, **tally.refused}
-        warnings = [*policy.warnings, *self.broker.warnings(), *_unread(unread)]
+        missed = {**unknown, **tally.refused}
+        warnings = [*policy.warnings, *self.broker.warnings(), *unread(missed)]
         if tally.lost is not None:
             warnings.append(f"the connection to the broker was lost: {tally.lost}")
-        is_complete = not counts[LEFT] and not unread and tally.lost is None
+        stopped_by, emptied = ending(depths, takes, tally, spare, missed)
+        is_complete = not counts[LEFT] and not missed and tally.lost is None
         return Report(
             "drain",
             outcome="ok" if is_complete else "partial",
-            stopped_by=tally.stopped_by or ("empty" if took_all else "messages"),
+            stopped_by=stopped_by,
             counts=counts,
             reasons=reasons,
             elapsed_seconds=time.monotonic() - started,
             dry_run=self.dry_run,
             warnings=tuple(warnings),
             preview=tuple(handler.preview),
+            emptied=emptied,
         )
-
-
-def _unread(queues: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(f"'{queue}' was not read to its end: {why}" for queue, why in queues.items())
 
 
 class _Handler:
@@ -139,7 +140,7 @@ class _Handler:
         )
         instruction = self._instruct(envelope, decision, now)
         if self._dry_run and isinstance(instruction, Publish):
-            self._show(queue, delivery, instruction)
+            self._show(queue, decision, instruction)
             return Hold(instruction.counts_as, instruction.reason)
         return instruction
 
@@ -198,8 +199,10 @@ class _Handler:
             queue = journey.origin.queue if journey.origin is not None else None
             log.warning("unusual message", reason=reason, id=journey.id, origin=queue, detail=detail)
 
-    def _show(self, queue: str, delivery: Delivery, publish: Publish) -> None:
-        if len(self.preview) < _PREVIEWED:
-            shown = {"queue": queue, "routing_key": delivery.routing_key, "decision": publish.counts_as}
+    def _show(self, queue: str, decision: Decision, publish: Publish) -> None:
+        if len(self.preview) < _PREVIEWED and not isinstance(decision, Leave):
+            origin = decision.journey.origin
+            shown = {"queue": queue, "id": publish.id, "event": origin.key if origin is not None else ""}
+            shown |= {"origin": (origin.name if origin is not None else ""), "decision": publish.counts_as}
             shown |= {"exchange": publish.route.exchange, "key": publish.route.key, "reason": publish.reason or ""}
             self.preview.append(shown)

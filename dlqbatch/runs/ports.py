@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
 
+    from dlqbatch.errors import DlqbatchError
     from dlqbatch.message.delivery import Delivery, Instruction, Route
     from dlqbatch.message.envelope import Origin
+    from dlqbatch.policy.examine import Examined
 
 
 class Origins(Protocol):
@@ -32,7 +35,11 @@ class Tally(Protocol):
     @property
     def lost(self) -> str | None: ...
     @property
+    def taken(self) -> Mapping[str, int]: ...
+    @property
     def refused(self) -> Mapping[str, str]: ...
+    @property
+    def failure(self) -> DlqbatchError | None: ...
 
 
 class Broker(Protocol):
@@ -45,5 +52,24 @@ class Broker(Protocol):
     def depths(self, queues: Iterable[str], exchanges: Iterable[str]) -> tuple[Mapping[str, int], Mapping[str, str]]:
         """What waits in each queue, and why it is not known of some."""
 
-    def transfer(self, takes: Mapping[str, int], handle: Callable[[Delivery], Instruction]) -> Tally: ...
+    def transfer(
+        self,
+        takes: Mapping[str, int],
+        spare: int,
+        handle: Callable[[Delivery], Instruction],
+        store: Callable[[Sequence[Delivery]], Sequence[tuple[str, str | None]]] = ...,
+    ) -> Tally: ...
     def warnings(self) -> Sequence[str]: ...
+
+
+class DeadStore(Protocol):
+    """Where dead messages become rows."""
+
+    def store(self, batch: Sequence[Examined], now: datetime) -> Sequence[tuple[str, str | None]]:
+        """Committed when it returns: for each message what it counts as, and why.
+
+        An empty batch finds out whether the store is there.
+        """
+
+    def acknowledged(self) -> None:
+        """Every acknowledgement of this run has reached the broker."""

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
+
+    from dlqbatch.runs.ports import Tally
 
 DECISIONS: Final = ("delayed", "returned", "dead_lettered", "recorded", "moved", "left")
 """The counts that add up to `got`."""
@@ -27,6 +29,8 @@ class Report:
     warnings: tuple[str, ...] = ()
     preview: tuple[Mapping[str, str], ...] = ()
     """Of a dry run: the first messages, and what would become of each."""
+    emptied: tuple[str, ...] = ()
+    """Queues that this run has seen empty; for the log of runs."""
 
     @property
     def per_second(self) -> float:
@@ -48,14 +52,43 @@ class Report:
         }
 
 
-def count(results: Mapping[tuple[str, str | None], int], got: int) -> tuple[dict[str, int], dict[str, int]]:
+def unread(queues: Mapping[str, str]) -> tuple[str, ...]:
+    """A warning for each queue that could not be read, by why."""
+    return tuple(f"'{queue}' was not read to its end: {why}" for queue, why in queues.items())
+
+
+def ending(
+    depths: Mapping[str, int], takes: Mapping[str, int], tally: Tally, spare: int, missed: Container[str]
+) -> tuple[str, tuple[str, ...]]:
+    """Why the run stopped, and which queues it has seen empty.
+
+    A queue is seen empty when it gave less than was asked for, or when all that it held could be asked for and was
+    taken. Where a message had to stay, only those count that held none at all.
+    """
+    is_cut = tally.stopped_by is not None or tally.lost is not None or tally.failure is not None
+    has_left = any(decision == LEFT and number for (decision, _), number in tally.results.items())
+    at_the_bound = sum(tally.taken.values()) >= sum(takes.values()) + spare
+    is_capped = spare > 0 and at_the_bound
+    through = []
+    for queue, depth in depths.items():
+        asked, gave = takes.get(queue, 0), tally.taken.get(queue, 0)
+        if queue not in missed and not is_cut and (gave < asked or (asked >= depth and not is_capped)):
+            through.append(queue)
+    is_empty = len(through) == len([queue for queue in depths if queue not in missed])
+    emptied = [queue for queue in through if not has_left or not depths[queue]]
+    return tally.stopped_by or ("empty" if is_empty else "messages"), tuple(emptied)
+
+
+def count(
+    results: Mapping[tuple[str, str | None], int], got: int, decisions: tuple[str, ...] = DECISIONS
+) -> tuple[dict[str, int], dict[str, int]]:
     """Counts and reasons of a run from its single results; AssertionError if a message was counted twice or never."""
-    counts = {"got": got, **dict.fromkeys(DECISIONS, 0)}
+    counts = {"got": got, **dict.fromkeys(decisions, 0)}
     reasons: dict[str, int] = {}
     for (decision, reason), number in sorted(results.items(), key=str):
         counts[decision] += number
         if reason is not None:
             reasons[reason] = reasons.get(reason, 0) + number
-    if sum(counts[decision] for decision in DECISIONS) != got:
+    if sum(counts[decision] for decision in decisions) != got:
         raise AssertionError(f"the counts do not add up to what was got: {counts}")
     return counts, reasons

@@ -69,7 +69,8 @@ class Settings(BaseSettings):
     database_url: Annotated[SecretUrl, AfterValidator(check_database_url)] = _option(
         ...,
         "Where the policy and the dead store are. Without it: a SQLite file `dlqbatch.sqlite3` beside the "
-        "application.properties in use or beside handler.py; if that folder cannot be written, in "
+        "application.properties in use or beside handler.py; if there is none and that folder cannot be written or "
+        "belongs to an installed package, in "
         "`$XDG_STATE_HOME/dlqbatch` or `~/.local/state/dlqbatch`.",
         "a postgresql:// or sqlite:/// address",
         default_text="",
@@ -165,6 +166,12 @@ class Settings(BaseSettings):
     dlq_exchange: Name = _option("dlq-exchange", "The exchange of the dead letters.", _NAME)
     dlq_routing_key: Key = _option("dlq-routing-key", "The routing key of the dead letters.", _KEY)
     dlq_queue: Name = _option("dlq-queue", "The queue of the dead letters.", _NAME)
+    ingest_queues: Annotated[tuple[Origin, ...], BeforeValidator(words)] = _option(
+        (),
+        "The dead-letter queues that `ingest` takes from; `*` stands for any text and needs the management API. "
+        "Without it: the queue of the dead letters.",
+        "names or wildcards with commas between them",
+    )
     connect_timeout_seconds: float = _option(
         10.0,
         "How long connecting to the broker may take, with its retries.",

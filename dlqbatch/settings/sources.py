@@ -22,6 +22,9 @@ CONFIG_VARIABLE = "DLQBATCH_CONFIG"
 _LONGEST_SHOWN = 80
 
 
+_SQLITE_FILE = "dlqbatch.sqlite3"
+
+
 class Source(PydanticBaseSettingsSource):
     """Entries by option, and `facts`: what this source knows that is no option."""
 
@@ -97,10 +100,15 @@ class Fallback(Source):
     def __call__(self) -> dict[str, Any]:
         if "database_url" in self.current_state:
             return {}
-        folder = self._folder if os.access(self._folder, os.W_OK) else _state_folder(self._environ)
+        folder = self._folder
+        # One that is there already is the one that is meant, also for a user who may only read it. Beside an installed
+        # package it would go with the next upgrade.
+        is_installed = folder.name in {"site-packages", "dist-packages"}
+        if not (folder / _SQLITE_FILE).exists() and (is_installed or not os.access(folder, os.W_OK)):
+            folder = _state_folder(self._environ)
         # An absolute path follows the three slashes with one of its own.
         return {
-            "database_url": SecretUrl(f"sqlite:///{folder / 'dlqbatch.sqlite3'}"),
+            "database_url": SecretUrl(f"sqlite:///{folder / _SQLITE_FILE}"),
             "database_url_is_default": True,
         }
 

@@ -47,6 +47,11 @@ class Ladder:
         return (Source(self.retry_queue, first_stage=True), *later)
 
     @property
+    def next_tier(self) -> tuple[str, str]:
+        """The queues of a tier that there would be with one delay more: what a longer ladder has left behind."""
+        return f"{self.delay_queue}.{self.tiers + 1}", self._retry_queue_of(self.tiers + 1)
+
+    @property
     def queue_names(self) -> frozenset[str]:
         return frozenset(queue.name for queue in self.topology().queues)
 

@@ -129,6 +129,7 @@ def test_without_the_right_to_configure_what_is_there_is_enough(
     topology = Ladder().topology()
     with connected(broker_url) as connection:
         declare.declare(connection, topology)
+    caplog.set_level("INFO", logger="dlqbatch")
     with connected(login(configure="^$")) as connection:
         declare.declare(connection, topology)
     assert "may not declare the topology" in caplog.text

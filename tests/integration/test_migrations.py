@@ -18,7 +18,8 @@ from dlqbatch.deadstore.event_config import EventConfig
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.policy.events import EventRow
 
-HEAD = "0001"
+HEAD = "0002"
+OURS = {"dlq_event_config", "dlq_messages", "dlq_attempts", "dlq_transitions", "dlq_runs", "dlqbatch_version"}
 SEED_TABLE = "CREATE TABLE dlq_event_config (id int PRIMARY KEY, name varchar(100) NULL, max_retries integer NULL)"
 SQL_FOLDER = Path(__file__).parents[2] / "sql"
 
@@ -56,7 +57,30 @@ def test_an_empty_database_gets_the_policys_table(url: str) -> None:
         ("name", "VARCHAR(100)", True),
         ("max_retries", "INTEGER", True),
     ]
-    assert set(schema(url)) == {"dlq_event_config", "dlqbatch_version"}
+    assert set(schema(url)) == OURS
+
+
+def test_a_database_of_the_first_version_gets_the_dead_store_and_keeps_its_policy(url: str) -> None:
+    run(
+        url,
+        SEED_TABLE,
+        "INSERT INTO dlq_event_config VALUES (7, 'a', NULL)",
+        "CREATE TABLE dlqbatch_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)",
+        "INSERT INTO dlqbatch_version VALUES ('0001')",
+    )
+    before = schema(url)["dlq_event_config"]
+    assert migrate.upgrade(url) == migrate.Upgraded("0001", HEAD)
+    assert set(schema(url)) == OURS
+    assert schema(url)["dlq_event_config"] == before
+    assert EventConfig(engine_at(url)).read() == [EventRow(7, "a", None)]
+
+
+def test_an_upgrade_that_fails_leaves_nothing_behind(url: str) -> None:
+    run(url, SEED_TABLE, "CREATE TABLE dlq_runs (id int)")
+    with pytest.raises(DatabaseUnreadable, match="dlq_runs"):
+        migrate.upgrade(url)
+    assert set(schema(url)) == {"dlq_event_config", "dlq_runs"}
+    assert migrate.current(url) is None
 
 
 def test_upgrading_again_changes_nothing(url: str) -> None:
@@ -70,6 +94,7 @@ def test_a_table_of_an_existing_installation_is_adopted_untouched(url: str) -> N
     run(url, SEED_TABLE, "INSERT INTO dlq_event_config VALUES (7, 'a', NULL), (8, NULL, 2)")
     before = schema(url)["dlq_event_config"]
     assert migrate.upgrade(url) == migrate.Upgraded(None, HEAD)
+    assert set(schema(url)) == OURS
     assert schema(url)["dlq_event_config"] == before
     assert EventConfig(engine_at(url)).read() == [EventRow(7, "a", None), EventRow(8, None, 2)]
 
@@ -134,7 +159,7 @@ def test_the_sql_for_an_administrator_makes_the_same_schema(url: str, tmp_path: 
         with engine_at(url).connect() as connection:
             connection.connection.cursor().execute(migrate.sql("postgresql"))
         made = schema(url)
-        run(url, "DROP TABLE dlq_event_config, dlqbatch_version")
+        run(url, f"DROP TABLE {', '.join(OURS)} CASCADE")
         migrate.upgrade(url)
         assert made == schema(url)
     assert migrate.upgrade(url) == migrate.Upgraded(HEAD, HEAD)

@@ -119,7 +119,7 @@ def test_a_queue_that_is_not_there_is_gone_and_nothing_is_made_for_it(
 def test_a_dry_run_looks_and_makes_nothing(side: Side, broker_url: str, management: Management) -> None:
     side.queue(ORDERS)
     with connected(broker_url) as connection:
-        assert prepared(connection, ORIGIN, touch=False).route(ORIGIN) == Route("", ORDERS)
+        assert prepared(connection, ORIGIN, touch=False).route(ORIGIN) == Route(return_exchange(ORDERS), ORIGIN.key)
         assert prepared(connection, Origin("none", None, "k"), touch=False).is_gone(Origin("none", None, "k"))
     assert management.exchanges() == []
 

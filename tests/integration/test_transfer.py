@@ -10,12 +10,13 @@ import pytest
 from broker_side import SINK, Side, body_of, connected, keep, move, publish, transfer
 
 from dlqbatch.broker.transfer import Take
-from dlqbatch.message.delivery import AwaitOrigin, Route
+from dlqbatch.errors import DatabaseUnreadable
+from dlqbatch.message.delivery import AwaitOrigin, Gather, Route
 from dlqbatch.message.envelope import Origin
 from scripts.servers.rabbitmq import RabbitNode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from dlqbatch.broker.connection import Connection
@@ -119,6 +120,47 @@ def test_one_connection_serves_several_transfers_and_forgets_their_channels(
         connection.wait(lambda: not connection.wire.busy, "the channels' end")
         assert connection.wire.after_read is None
     side.wait(lambda: side.depth(SOURCE) == 150)
+
+
+@pytest.mark.parametrize(("spare", "taken"), [(0, 10), (20, 30), (1000, 100)])
+def test_what_another_channel_put_back_is_taken_although_it_was_not_counted(
+    side: Side, broker_url: str, kind: str, spare: int, taken: int
+) -> None:
+    """A queue tells its depth before it has put everything back; the limit is then too low."""
+    side.fill(SOURCE, numbered(100))
+    with connected(broker_url) as connection:
+        transfer(connection, take(kind, 100), keep)
+        side.wait(lambda: side.depth(SOURCE) == 100)
+        assert transfer(connection, take(kind, 10), move, spare=spare).got == taken
+
+
+def test_what_only_arrives_now_is_left_to_the_next_run(side: Side, broker_url: str, kind: str) -> None:
+    side.fill(SOURCE, numbered(100))
+    with connected(broker_url) as connection:
+        assert transfer(connection, take(kind, 10), move, spare=1000).got == 10
+
+
+def test_a_batch_is_acknowledged_after_it_was_stored_and_put_back_if_it_was_not(
+    side: Side, broker_url: str, kind: str
+) -> None:
+    side.fill(SOURCE, numbered(1000))
+    stored: list[bytes] = []
+
+    def store(batch: Sequence[Delivery]) -> list[tuple[str, str | None]]:
+        assert side.depth(SOURCE) <= 1000 - len(stored)
+        if len(stored) + len(batch) > 600:
+            raise DatabaseUnreadable("a test", "it is full")
+        stored.extend(body_of(delivery) for delivery in batch)
+        return [("recorded", None)] * len(batch)
+
+    with connected(broker_url) as connection:
+        tally = transfer(connection, take(kind, 1000), lambda _: Gather(), store=store)
+        assert isinstance(tally.failure, DatabaseUnreadable)
+        assert tally.results["recorded", None] == len(stored) > 0
+        side.wait(lambda: side.depth(SOURCE) == 1000 - len(stored))
+        del stored[:]
+        assert not transfer(connection, take(kind, 100), lambda _: Gather(), store=store).failure
+    assert len(stored) == 100
 
 
 def test_waiting_for_origins_while_messages_are_refused_and_returned(side: Side, broker_url: str, kind: str) -> None:

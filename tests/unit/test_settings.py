@@ -88,7 +88,8 @@ def test_without_a_named_file_the_one_beside_the_handler_is_read(
     found = load({}, {})
     assert found.max_messages == 5000
     assert found.config_file == HOME / "application.properties" == ROOT / "application.properties"
-    assert found.events == {"rk.test.pass": 3, "rk.test.fail": 3, "rk.test.fail.pass": 3}
+    # An event in the file that everybody has would hide that a database is forgotten or empty.
+    assert not found.events
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -1,0 +1,315 @@
+"""What people do to dead messages: the command line calls it, and so can a web console."""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64encode
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import select
+
+from dlqbatch.deadstore import asking, messages, states
+from dlqbatch.deadstore.as_json import as_json
+from dlqbatch.deadstore.asking import LARGEST_ID, NotUnderstood
+from dlqbatch.deadstore.engine import reading, writing
+from dlqbatch.deadstore.messages import WAITING, Filters, Groups
+from dlqbatch.deadstore.story import Step, story
+from dlqbatch.deadstore.tables import MESSAGES, TRANSITIONS
+from dlqbatch.errors import DlqbatchError
+from dlqbatch.message.readable import BodyForm, Readable, body_form, body_lines, readable
+from dlqbatch.policy.lifecycle import Status, path, path_of_discard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+
+    from sqlalchemy import Connection, Engine
+
+    from dlqbatch.deadstore.record import Attempt, Content, Record, Transition
+    from dlqbatch.policy.lifecycle import Move
+
+JOURNAL_LOOKED_THROUGH: Final = 200_000
+_PAGE: Final = 200
+_M: Final = MESSAGES.c
+_T: Final = TRANSITIONS.c
+
+
+class NoSuchMessage(DlqbatchError):
+    exit_code = 1
+
+    def __init__(self, row_id: int) -> None:
+        self.row_id = row_id
+        super().__init__(
+            f"there is no message {row_id} in the dead store. `dlqbatch messages list` shows what there is; "
+            "what was resolved is deleted after its retention."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    messages: tuple[Record, ...]
+    next: str | None
+    """What the next page begins after; None: there is nothing behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    record: Record
+    content: Content
+    attempts: tuple[Attempt, ...]
+    transitions: tuple[Transition, ...]
+    story: tuple[Step, ...]
+    readable: Readable
+    body_form: BodyForm
+
+    def body_lines(self) -> Iterator[str]:
+        return body_lines(self.content.body, self.body_form)
+
+    def as_dict(self) -> dict[str, object]:
+        """Everything there is, the body exactly."""
+        told: dict[str, object] = {
+            "properties": dict(self.readable.properties),
+            "headers": dict(self.readable.headers),
+            "properties_readable": self.readable.is_whole,
+            "properties_base64": b64encode(self.content.properties).decode(),
+            "body_form": self.body_form,
+            "body_base64": b64encode(self.content.body).decode(),
+            "attempts": as_json(self.attempts),
+            "transitions": as_json(self.transitions),
+            "timeline": as_json(self.story),
+        }
+        return {field.name: as_json(getattr(self.record, field.name)) for field in fields(self.record)} | told
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the journal."""
+
+    id: int
+    message_id: int
+    from_status: Status | None
+    to_status: Status
+    at: datetime
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    entries: tuple[Entry, ...]
+    """The newest first."""
+    is_complete: bool
+    """False: only the newest entries were looked through for this actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    id: int
+    before: Status | None
+    """None: there is no such message."""
+    after: Status | None
+    is_done: bool
+    """On a dry run: whether it would be."""
+    why: str = ""
+    """What stood in the way, and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    changes: tuple[Change, ...]
+    dry_run: bool
+
+    @property
+    def done(self) -> int:
+        return sum(change.is_done for change in self.changes)
+
+    @property
+    def not_done(self) -> int:
+        return len(self.changes) - self.done
+
+    def as_dict(self) -> dict[str, object]:
+        told = as_json(self.changes)
+        return {"dry_run": self.dry_run, "done": self.done, "not_done": self.not_done, "messages": told}
+
+
+class Review:
+    """Each call is on its own; it holds no connection in between."""
+
+    asked = staticmethod(asking.asked)
+    moment = staticmethod(asking.moment)
+    as_json = staticmethod(as_json)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def page(self, filters: Filters, limit: int = 50, after: str | None = None) -> Listing:
+        place = None if after is None else asking.place(after)
+        with reading(self._engine) as connection:
+            page = messages.find(connection, filters, limit, place)
+        return Listing(page.records, page.next and asking.token(page.next))
+
+    def groups(self, filters: Filters, limit: int = 50) -> Groups:
+        with reading(self._engine) as connection:
+            return messages.groups(connection, filters, limit)
+
+    def show(self, row_id: int) -> Shown:
+        with reading(self._engine) as connection:
+            detail = messages.get(connection, row_id) if 0 < row_id <= LARGEST_ID else None
+        if detail is None:
+            raise NoSuchMessage(row_id)
+        return Shown(
+            detail.record,
+            detail.content,
+            detail.attempts,
+            detail.transitions,
+            story(detail),
+            readable(detail.content.properties),
+            body_form(detail.content.body),
+        )
+
+    def journal(
+        self, row_id: int | None = None, *, actor: str | None = None, since: datetime | None = None, limit: int = 50
+    ) -> Journal:
+        conditions = [] if row_id is None else [_T.message_id == min(max(row_id, 0), LARGEST_ID)]
+        if since is not None:
+            conditions.append(_T.at >= since)
+        # A message's lines are few and in the order of their ids; all others are found by their time.
+        newest = (_T.id.desc(),) if row_id is not None else (_T.at.desc(), _T.id.desc())
+        asked = select(*(_T[field.name] for field in fields(Entry))).where(*conditions).order_by(*newest)
+        with reading(self._engine) as connection:
+            edge = None
+            if actor is not None:
+                if row_id is None:
+                    # No index knows the actors: what is behind the edge is not looked at.
+                    behind = select(_T.at).where(*conditions).order_by(*newest).offset(JOURNAL_LOOKED_THROUGH).limit(1)
+                    edge = connection.scalar(behind)
+                if edge is not None:
+                    asked = asked.where(_T.at >= edge)
+                asked = asked.where(_T.actor == actor)
+            found = connection.execute(asked.limit(limit))
+            return Journal(tuple(Entry(*row) for row in found), edge is None)
+
+    def discard(
+        self,
+        row_ids: Sequence[int] = (),
+        filters: Filters | None = None,
+        *,
+        actor: str,
+        reason: str,
+        now: datetime,
+        everything: bool = False,
+        dry_run: bool = False,
+    ) -> Changes:
+        """Archive these, or all that match; a filter without a status means what is not over yet.
+
+        Each message changes in a transaction of its own, all its moves or none.
+        """
+        filters = None if filters == Filters() else filters
+        if row_ids and (filters is not None or everything):
+            raise NotUnderstood("name messages by their ids or by a filter, not both. Nothing was changed.")
+        if not row_ids and filters is None and not everything:
+            raise NotUnderstood(
+                "nothing says which messages to discard: give ids or a filter, or --all --yes for everything that is "
+                "not over yet. Nothing was changed."
+            )
+        _check_person(actor)
+        if not reason.strip():
+            raise NotUnderstood("a reason is needed: it goes into the journal. Nothing was changed.")
+        chosen = iter(dict.fromkeys(row_ids)) if row_ids else self._matching(filters or Filters())
+        found = (self._discard(row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
+        return Changes(tuple(found), dry_run)
+
+    def restore(
+        self, row_ids: Sequence[int], *, actor: str, reason: str, now: datetime, dry_run: bool = False
+    ) -> Changes:
+        """Archived messages to manual, where a person decides about them again."""
+        _check_person(actor)
+        found = (self._restore(row_id, actor, reason, now, dry_run=dry_run) for row_id in dict.fromkeys(row_ids))
+        return Changes(tuple(found), dry_run)
+
+    def _matching(self, filters: Filters) -> Iterator[int]:
+        """Page by page, the newest first: what arrives meanwhile is in front of the first page."""
+        if not filters.statuses:
+            filters = replace(filters, statuses=WAITING)
+        place = None
+        while True:
+            with reading(self._engine) as connection:
+                page = messages.find(connection, filters, _PAGE, place)
+            yield from [record.id for record in page.records]
+            place = page.next
+            if place is None:
+                return
+
+    def _discard(self, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
+        with (reading if dry_run else writing)(self._engine) as connection:
+            row = _row(connection, row_id, lock=not dry_run)
+            if row is None:
+                return _missing(row_id)
+            if row.status == Status.PROCESSING:
+                return Change(row_id, row.status, row.status, is_done=False, why=_held(row))
+            moves = path_of_discard(row.status)
+            if not moves:
+                return Change(row_id, row.status, row.status, is_done=False, why="it is archived already")
+            if not dry_run:
+                _carry_out(connection, row_id, moves, now, actor, reason)
+            return Change(row_id, row.status, Status.ARCHIVED, is_done=True)
+
+    def _restore(self, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
+        with (reading if dry_run else writing)(self._engine) as connection:
+            row = _row(connection, row_id, lock=not dry_run)
+            if row is None:
+                return _missing(row_id)
+            if row.status != Status.ARCHIVED:
+                why = f"it is {row.status}; only what is archived can be restored"
+                return Change(row_id, row.status, row.status, is_done=False, why=why)
+            if not dry_run:
+                _carry_out(connection, row_id, path(row.status, Status.MANUAL, by_person=True), now, actor, reason)
+            return Change(row_id, row.status, Status.MANUAL, is_done=True)
+
+
+def _row(connection: Connection, row_id: int, *, lock: bool) -> Any:
+    if not 0 < row_id <= LARGEST_ID:
+        return None
+    asked = select(_M.status, _M.lock_owner, _M.lease_until).where(_M.id == row_id)
+    return connection.execute(asked.with_for_update() if lock else asked).one_or_none()
+
+
+def _carry_out(
+    connection: Connection, row_id: int, moves: Sequence[Move], now: datetime, actor: str, reason: str
+) -> None:
+    """The row is locked by this transaction, and not processing: nobody else can come in between."""
+    token = None
+    for step in moves:
+        columns: dict[str, Any] = {"next_retry_at": None}
+        lock = token
+        if step.end == Status.PROCESSING:
+            token = secrets.token_hex(8)
+            columns |= {"lock_owner": actor, "lock_token": token, "locked_at": now}
+        else:
+            token = None
+        if not states.move(connection, row_id, step.start, step.end, lock, now, actor, reason, **columns):
+            raise RuntimeError(f"message {row_id} changed although it was locked")
+
+
+def _missing(row_id: int) -> Change:
+    return Change(row_id, None, None, is_done=False, why="there is no such message")
+
+
+def _held(row: Any) -> str:
+    if row.lease_until is None:
+        return (
+            "a retry of it is under way; the lifecycle decides what became of it. Discard it when it is no longer "
+            "processing"
+        )
+    return (
+        f"{row.lock_owner or 'a worker'} works on it until {row.lease_until:%Y-%m-%d %H:%M:%S} UTC. "
+        "Discard it when it is no longer processing; a run of the lifecycle takes over what was left behind"
+    )
+
+
+def _check_person(actor: str) -> None:
+    if not actor.strip() or actor in states.JOBS:
+        raise NotUnderstood(
+            f"'{actor}' does not name a person, and the journal has to: give a name with --actor. Nothing was changed."
+        )

@@ -1,0 +1,192 @@
+"""The tables of the dead store as queries see them; a test holds them equal to what the migrations make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+from dlqbatch.deadstore.column_types import BIGINT, Json, Name, Named, Shown, Time
+from dlqbatch.deadstore.text import LONGEST_NOTE, LONGEST_TEXT
+from dlqbatch.policy.lifecycle import Status, pairs
+from dlqbatch.policy.strategy import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sqlalchemy import ColumnElement
+
+OUTCOMES: Final = ("abandoned", "failed", "succeeded")
+
+# Literals, word for word the condition of a partial index: with a parameter in it neither planner could use the index.
+IS_DUE: Final = "status = 'pending' AND is_due AND plan_id IS NULL"
+WAITS_FOR_ITS_TIME: Final = "status = 'pending' AND NOT is_due AND next_retry_at IS NOT NULL"
+HAS_LEASE: Final = "status = 'processing' AND lease_until IS NOT NULL"
+IS_OPEN: Final = "closed_at IS NULL"
+ACK_UNPROVEN: Final = "NOT ack_proven"
+
+
+def one_of(column: str, values: Iterable[str]) -> str:
+    return f"{column} IN ({', '.join(repr(str(value)) for value in sorted(values))})"
+
+
+def _allowed() -> str:
+    notes = ((status, status) for status in Status)
+    # Without coalesce an arrival would make the whole condition NULL, which every CHECK lets pass.
+    written = {f"{from_ or ''}>{to}" for from_, to in (*pairs(), *notes)}
+    return one_of("coalesce(from_status, '') || '>' || to_status", written)
+
+
+def _partial(name: str, *columns: ColumnElement[Any], where: str) -> Index:
+    return Index(
+        name,
+        *columns,
+        sqlite_where=text(where),
+        postgresql_where=text(where),
+    )
+
+
+metadata: Final = MetaData()
+
+MESSAGES: Final = Table(
+    "dlq_messages",
+    metadata,
+    Column("id", BIGINT, Identity(), primary_key=True),
+    Column("identity", Name, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("full_digest", LargeBinary, nullable=False),
+    Column("had_id", Boolean, nullable=False),
+    Column("parent", Name),
+    Column("source_queue", Name, nullable=False),
+    Column("exchange", Name, nullable=False),
+    Column("routing_key", Name, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("properties", LargeBinary, nullable=False),
+    Column("message_id", Name),
+    Column("origin_queue", Name),
+    Column("origin_exchange", Name),
+    Column("origin_key", Name),
+    Column("event", Name),
+    Column("reason", Shown(LONGEST_NOTE)),
+    Column("error_type", Name),
+    Column("error_message", Shown(LONGEST_TEXT)),
+    Column("error_stack", Shown(LONGEST_TEXT)),
+    Column("fingerprint", Name, nullable=False),
+    Column("retry_count", Integer, nullable=False),
+    Column("dlq_retry_count", Integer, nullable=False, server_default=text("0")),
+    Column("first_failed_at", Time, nullable=False),
+    Column("last_failed_at", Time, nullable=False),
+    Column("status", Named(Status), nullable=False),
+    Column("status_since", Time, nullable=False),
+    Column("strategy", Named(Strategy)),
+    Column("lock_owner", Name),
+    Column("lock_token", Text),
+    Column("locked_at", Time),
+    Column("lease_until", Time),
+    Column("next_retry_at", Time),
+    Column("is_due", Boolean, nullable=False, server_default=text("false")),
+    Column("priority", SmallInteger, nullable=False, server_default=text("0")),
+    Column("tags", Json, nullable=False, server_default=text("'[]'")),
+    Column("source", Name),
+    Column("system_state", Json, nullable=False, server_default=text("'{}'")),
+    Column("plan_id", BIGINT),
+    Column("possible_duplicate", Boolean, nullable=False, server_default=text("false")),
+    Column("ack_proven", Boolean, nullable=False, server_default=text("false")),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    UniqueConstraint("identity", name="dlq_messages_identity"),
+    CheckConstraint(one_of("status", Status), name="dlq_messages_status"),
+    CheckConstraint(one_of("strategy", Strategy), name="dlq_messages_strategy"),
+    CheckConstraint("priority BETWEEN 0 AND 255", name="dlq_messages_priority"),
+    CheckConstraint("length(digest) = 32 AND length(full_digest) = 32", name="dlq_messages_digests"),
+    CheckConstraint("length(fingerprint) = 16", name="dlq_messages_fingerprint"),
+    CheckConstraint("(status = 'processing') = (lock_token IS NOT NULL)", name="dlq_messages_lock"),
+    CheckConstraint("lease_until IS NULL OR status = 'processing'", name="dlq_messages_lease"),
+    CheckConstraint("status = 'pending' OR NOT is_due", name="dlq_messages_due"),
+    sqlite_autoincrement=True,  # an id that a plan has frozen never comes again
+)
+_M = MESSAGES.c
+Index("dlq_messages_by_parent", _M.parent, sqlite_where=_M.parent.is_not(None), postgresql_where=_M.parent.is_not(None))
+Index("dlq_messages_by_time", _M.created_at, _M.id)
+Index("dlq_messages_by_group", _M.fingerprint, _M.created_at, _M.id)
+Index("dlq_messages_by_origin", _M.origin_queue, _M.created_at, _M.id)
+Index("dlq_messages_by_event", _M.event, _M.created_at, _M.id)
+Index("dlq_messages_by_error", _M.error_type, _M.created_at, _M.id)
+Index("dlq_messages_by_status", _M.status, _M.created_at, _M.id)
+Index("dlq_messages_by_age_in_status", _M.status, _M.status_since, _M.id)
+Index("dlq_messages_groups", _M.status, _M.fingerprint, _M.created_at)
+_partial("dlq_messages_unproven", _M.full_digest, where=ACK_UNPROVEN)
+_partial("dlq_messages_due", _M.priority.desc(), _M.created_at, _M.id, where=IS_DUE)
+_partial("dlq_messages_waiting", _M.next_retry_at, where=WAITS_FOR_ITS_TIME)
+_partial("dlq_messages_leases", _M.lease_until, where=HAS_LEASE)
+_partial("dlq_messages_by_plan", _M.plan_id, _M.id, where="plan_id IS NOT NULL")
+
+ATTEMPTS: Final = Table(
+    "dlq_attempts",
+    metadata,
+    Column("id", BIGINT, Identity(), primary_key=True),
+    Column("message_id", BIGINT, ForeignKey("dlq_messages.id", ondelete="CASCADE"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("strategy", Named(Strategy)),
+    Column("worker", Name, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("sent_at", Time),
+    Column("closed_at", Time),
+    Column("outcome", Text),
+    UniqueConstraint("message_id", "number", name="dlq_attempts_number"),
+    CheckConstraint("number > 0", name="dlq_attempts_from_one"),
+    CheckConstraint(one_of("strategy", Strategy), name="dlq_attempts_strategy"),
+    CheckConstraint(one_of("outcome", OUTCOMES), name="dlq_attempts_outcome"),
+    CheckConstraint("(outcome IS NULL) = (closed_at IS NULL)", name="dlq_attempts_closed"),
+    sqlite_autoincrement=True,
+)
+_partial("dlq_attempts_open", ATTEMPTS.c.message_id, where=IS_OPEN).unique = True
+_partial("dlq_attempts_observed", ATTEMPTS.c.sent_at, where="closed_at IS NULL AND sent_at IS NOT NULL")
+_partial("dlq_attempts_recent", ATTEMPTS.c.closed_at, where="closed_at IS NOT NULL")
+
+TRANSITIONS: Final = Table(
+    "dlq_transitions",
+    metadata,
+    Column("id", BIGINT, Identity(), primary_key=True),
+    Column("message_id", BIGINT, ForeignKey("dlq_messages.id", ondelete="CASCADE"), nullable=False),
+    Column("from_status", Named(Status)),
+    Column("to_status", Named(Status), nullable=False),
+    Column("at", Time, nullable=False),
+    Column("actor", Name, nullable=False),
+    Column("reason", Shown(LONGEST_NOTE), nullable=False),
+    CheckConstraint(_allowed(), name="dlq_transitions_moves"),
+    sqlite_autoincrement=True,
+)
+Index("dlq_transitions_by_message", TRANSITIONS.c.message_id, TRANSITIONS.c.id)
+Index("dlq_transitions_by_time", TRANSITIONS.c.at, TRANSITIONS.c.to_status)
+
+RUNS: Final = Table(
+    "dlq_runs",
+    metadata,
+    Column("id", BIGINT, Identity(), primary_key=True),
+    Column("job", Name, nullable=False),
+    Column("started_at", Time, nullable=False),
+    Column("ended_at", Time, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("stopped_by", Text, nullable=False),
+    Column("emptied", Json, nullable=False),
+    Column("report", Json, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index("dlq_runs_by_job", RUNS.c.job, RUNS.c.started_at)
+Index("dlq_runs_by_time", RUNS.c.started_at)

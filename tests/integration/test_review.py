@@ -1,0 +1,337 @@
+"""What people do to dead messages, on both databases."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Barrier
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dead_rows import NOW, add, lock, row, store_at
+from messages import array, encode_table, long, nested, text, timestamp
+from sqlalchemy import update
+
+from dlqbatch.deadstore import attempts, states
+from dlqbatch.deadstore.asking import NotUnderstood
+from dlqbatch.deadstore.engine import writing
+from dlqbatch.deadstore.messages import Filters
+from dlqbatch.deadstore.review import Changes, NoSuchMessage, Review
+from dlqbatch.deadstore.tables import MESSAGES
+from dlqbatch.policy.lifecycle import Status, path
+from dlqbatch.policy.strategy import Strategy
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+LATER = NOW + timedelta(hours=1)
+HOSTILE = ["' OR 1=1 --", "%", "_", "\\", "%' ; DROP TABLE dlq_messages; --", "\0", "\x1b[31m", "\udcff", "🙂" * 5000]
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return store_at(str(request.getfixturevalue({"postgresql": "database_url", "sqlite": "sqlite_url"}[request.param])))
+
+
+@pytest.fixture
+def review(engine: Engine) -> Review:
+    return Review(engine)
+
+
+def in_state(engine: Engine, status: Status, **columns: Any) -> int:
+    """A new row, led there by allowed moves of a person; locked by token `t` in processing."""
+    (row_id,) = add(engine, row(**columns))
+    for step in path(Status.PENDING, status, by_person=True):
+        locking: dict[str, Any] = lock() if step.end is Status.PROCESSING else {}
+        token = "t" if step.start is Status.PROCESSING else None
+        with writing(engine) as connection:
+            assert states.move(connection, row_id, step.start, step.end, token, NOW, "somebody", "led", **locking)
+    return row_id
+
+
+def discard(review: Review, *row_ids: int, **given: Any) -> Changes:
+    return review.discard(row_ids, **({"actor": "somebody", "reason": "of no use", "now": LATER} | given))
+
+
+def restore(review: Review, *row_ids: int, **given: Any) -> Changes:
+    return review.restore(row_ids, **({"actor": "somebody", "reason": "needed", "now": LATER} | given))
+
+
+def properties(*entries: Any) -> bytes:
+    table = encode_table(entries)
+    return b"\x20\x00" + len(table).to_bytes(4, "big") + table
+
+
+# --- Looking
+
+
+def test_pages_go_on_where_the_one_before_ended(engine: Engine, review: Review) -> None:
+    ids = add(engine, *(row() for _ in range(7)))
+    seen: list[int] = []
+    after = None
+    while True:
+        page = review.page(Filters(), 3, after)
+        seen += [one.id for one in page.messages]
+        after = page.next
+        if after is None:
+            break
+    assert seen == sorted(ids, reverse=True)
+
+
+@pytest.mark.parametrize("token", ["", "x", "2030-06-01", "2030-06-01/x", "2030-06-01/²", f"2030-06-01/{'9' * 5000}"])
+def test_a_page_after_anything_else_is_not_understood(review: Review, token: str) -> None:
+    with pytest.raises(NotUnderstood):
+        review.page(Filters(), 3, token)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_filter_is_a_text_like_any_other(engine: Engine, review: Review, hostile: str) -> None:
+    raw = hostile.encode("utf-8", "surrogateescape")
+    (wanted,) = add(engine, row(error_type=raw, error_message=raw, event=raw, origin_queue=raw))
+    add(engine, *(row(error_message="another") for _ in range(3)))
+    for name in ("error_type", "event", "origin", "text"):
+        found = review.page(review.asked(**{name: hostile}))
+        assert [one.id for one in found.messages] == [wanted], name
+    assert review.page(review.asked(group=hostile)).messages == ()
+    assert [one.sample.id for one in review.groups(review.asked(text=hostile)).groups] == [wanted]
+
+
+def test_a_filter_that_is_empty_is_not_one_for_everything(review: Review) -> None:
+    for name in ("error_type", "event", "origin", "text", "group", "since", "until"):
+        with pytest.raises(NotUnderstood):
+            review.asked(**{name: ""})
+
+
+def test_times_are_utc_unless_they_say_otherwise(review: Review) -> None:
+    given = ("2030-06-01", "2030-06-01T00:00", "2030-06-01T00:00:00Z", "2030-06-01T02:00:00+02:00")
+    assert len({review.moment(each) for each in given}) == 1
+    for wrong in ("", "yesterday", "2030-13-01", "0001-01-01T00:00:00+14:00"):
+        with pytest.raises(NotUnderstood):
+            review.moment(wrong)
+
+
+def test_the_story_is_told_in_its_order(engine: Engine, review: Review) -> None:
+    died = int((NOW - timedelta(minutes=9)).timestamp())
+    death = nested(
+        (b"count", long(3)),
+        (b"reason", text("rejected")),
+        (b"queue", text("orders-queue")),
+        (b"time", timestamp(died)),
+        (b"exchange", text("orders")),
+        (b"routing-keys", array(text("orders.created"))),
+    )
+    earlier = nested((b"reason", text("expired")), (b"queue", text("queue.delay.1")), (b"time", timestamp(died - 60)))
+    held = properties(
+        (b"x-death", array(death)),
+        (b"dlqbatch-history", array(earlier)),
+        (b"dlqbatch-reason", text("retries-exhausted")),
+        (b"dlqbatch-dead-at", timestamp(died + 60)),
+    )
+    (row_id,) = add(engine, row(properties=held))
+    with writing(engine) as connection:
+        states.move(connection, row_id, Status.PENDING, Status.PROCESSING, None, LATER, "lifecycle", "due", **lock())
+    found = review.show(row_id).story
+    assert [(step.kind, step.what, step.actor, step.reason) for step in found] == [
+        ("death", "it waited in 'queue.delay.1' until its time was over", None, None),
+        ("death", "a consumer of 'orders-queue' rejected it, 3 times", None, None),
+        ("death", "dlqbatch put it among the dead letters", "drain", "retries-exhausted"),
+        ("state", "arrived, pending", "ingest", "test"),
+        ("state", "pending → processing", "lifecycle", "due"),
+    ]
+    times = [step.at for step in found if step.at is not None]
+    assert times == sorted(times)
+    assert len(times) == len(found)
+
+
+def test_attempts_stand_in_the_story(engine: Engine, review: Review) -> None:
+    row_id = in_state(engine, Status.PROCESSING)
+    minutes = [NOW + timedelta(minutes=number) for number in range(4)]
+    attempts.begin_attempts(engine, {row_id: "t"}, Strategy.IMMEDIATE, "worker-1", minutes[1])
+    attempts.mark_sent(engine, {row_id: 1}, minutes[2])
+    with writing(engine) as connection:
+        attempts.close_attempt(connection, row_id, 1, "failed", minutes[3])
+    told = [(step.at, step.what, step.actor) for step in review.show(row_id).story if step.kind == "attempt"]
+    assert told == [
+        (minutes[1], "attempt 1 began (immediate)", "worker-1"),
+        (minutes[2], "attempt 1 sent, the broker confirmed it", None),
+        (minutes[3], "attempt 1 failed", None),
+    ]
+
+
+def test_a_message_is_shown_whole_whatever_it_holds(engine: Engine, review: Review) -> None:
+    deep = b""
+    for _ in range(5000):
+        deep = encode_table([(b"d", type(long(0))(b"F", deep))])
+    held = properties((b"nul", text("a\0b")), (b"same", long(1)), (b"same", long(2)), (b"raw", text(b"\xff")))
+    bodies = {
+        b"\xff\xfe\0": "hex",
+        b"": "text",
+        b"\x1b[31mred\n": "text",
+        b'{"a": [1, 2.50, "\\u00e9"], "a": {}}': "json",
+        b'{"a": ': "text",
+        b"[" * 100_000: "text",
+    }
+    for body, form in bodies.items():
+        (row_id,) = add(engine, row(body=body, properties=held))
+        shown = review.show(row_id)
+        assert shown.body_form == form
+        told = json.loads(json.dumps(shown.as_dict()))
+        assert base64.b64decode(told["body_base64"]) == body
+        assert base64.b64decode(told["properties_base64"]) == held
+        assert told["headers"] == {"nul": "a\0b", "same": 1, "same (2)": 2, "raw": "\\xff"}
+        assert list(shown.body_lines()) is not None
+    for broken in (properties((b"deep", type(long(0))(b"F", deep))), b"", b"\x20\x00\xff\xff\xff\xff", b"\xff\xff"):
+        (row_id,) = add(engine, row(properties=broken))
+        json.dumps(review.show(row_id).as_dict())
+
+
+def test_json_is_indented_and_otherwise_as_it_was_written(engine: Engine, review: Review) -> None:
+    body = b'{"n": 1.10, "n": 12345678901234567890123, "t": "a,{\\"b\\u00e9", "e": {}, "l": [ ], "x": [1,[2]]}'
+    (row_id,) = add(engine, row(body=body))
+    lines = list(review.show(row_id).body_lines())
+    assert lines[:4] == ["{", '  "n": 1.10,', '  "n": 12345678901234567890123,', '  "t": "a,{\\"b\\u00e9",']
+    assert lines[4:] == ['  "e": {},', '  "l": [],', '  "x": [', "    1,", "    [", "      2", "    ]", "  ]", "}"]
+
+
+def test_the_head_of_ten_megabytes_is_there_at_once(engine: Engine, review: Review) -> None:
+    body = b'{"k": "' + b"x" * 10_000_000 + b'"}'
+    (row_id,) = add(engine, row(body=body))
+    began = time.monotonic()
+    shown = review.show(row_id)
+    assert next(shown.body_lines()) == "{"
+    assert time.monotonic() - began < 5
+    assert shown.content.body == body
+
+
+@pytest.mark.parametrize("number", [0, -1, 10**6, 2**63, 2**70])
+def test_a_message_that_is_not_there(review: Review, number: int) -> None:
+    with pytest.raises(NoSuchMessage):
+        review.show(number)
+    assert review.journal(number).entries == ()
+    (change,) = discard(review, number).changes
+    assert (change.is_done, change.before) == (False, None)
+
+
+def test_the_journal_tells_who_and_when(engine: Engine, review: Review) -> None:
+    one, other = add(engine, row(), row())
+    discard(review, one, actor="Ä person")
+    found = review.journal().entries
+    assert [(entry.message_id, entry.to_status) for entry in found] == [
+        (one, "archived"),
+        (one, "manual"),
+        (one, "processing"),
+        (other, "pending"),
+        (one, "pending"),
+    ]
+    assert {entry.actor for entry in review.journal(actor="Ä person").entries} == {"Ä person"}
+    assert len(review.journal(since=LATER).entries) == 3
+    assert [entry.message_id for entry in review.journal(other).entries] == [other]
+    assert len(review.journal(limit=2).entries) == 2
+    for hostile in HOSTILE:
+        assert review.journal(actor=hostile).entries == ()
+
+
+# --- Changing
+
+
+@pytest.mark.parametrize("status", [Status.PENDING, Status.MANUAL, Status.FAILED, Status.RESOLVED])
+def test_what_is_discarded_takes_only_allowed_moves_and_is_journalled(
+    engine: Engine, review: Review, status: Status
+) -> None:
+    row_id = in_state(engine, status)
+    before = len(review.journal(row_id).entries)
+    assert discard(review, row_id).done == 1
+    shown = review.show(row_id)
+    assert shown.record.status is Status.ARCHIVED
+    assert (shown.record.lock_token, shown.record.lock_owner, shown.record.next_retry_at) == (None, None, None)
+    new = shown.transitions[before:]
+    assert [one.from_status for one in new] == [status, *(one.to_status for one in new[:-1])]
+    assert {(one.actor, one.reason, one.at) for one in new} == {("somebody", "of no use", LATER)}
+    assert len(new) == {Status.PENDING: 3, Status.RESOLVED: 4}.get(status, 1)
+
+
+def test_a_message_that_waits_for_its_time_is_not_due_once_it_is_back(engine: Engine, review: Review) -> None:
+    (row_id,) = add(engine, row(next_retry_at=NOW))
+    discard(review, row_id)
+    assert restore(review, row_id).done == 1
+    record = review.show(row_id).record
+    assert (record.status, record.next_retry_at) == (Status.MANUAL, None)
+
+
+def test_what_is_being_processed_is_refused(engine: Engine, review: Review) -> None:
+    row_id = in_state(engine, Status.PROCESSING)
+    (refused,) = discard(review, row_id).changes
+    assert not refused.is_done
+    assert "w works on it until 2030-06-01 12:05:00" in refused.why
+    with writing(engine) as connection:
+        connection.execute(update(MESSAGES).where(MESSAGES.c.id == row_id).values(lease_until=None))
+    (refused,) = discard(review, row_id).changes
+    assert "a retry of it is under way" in refused.why
+    assert review.show(row_id).record.lock_token == "t"
+
+
+def test_some_change_although_others_do_not(engine: Engine, review: Review) -> None:
+    free, held = in_state(engine, Status.MANUAL), in_state(engine, Status.PROCESSING)
+    done = discard(review, free, held, free, 10**9)
+    assert (done.done, done.not_done) == (1, 2)
+    assert [one.id for one in done.changes] == [free, held, 10**9]
+    assert discard(review, free).done == 0
+    assert restore(review, held).done == 0
+    assert (restore(review, free).done, review.show(free).record.status) == (1, Status.MANUAL)
+
+
+def test_a_filter_discards_what_matches_and_is_not_over_yet(engine: Engine, review: Review) -> None:
+    wanted = add(engine, *(row(fingerprint="a" * 16) for _ in range(250)))
+    resolved = in_state(engine, Status.RESOLVED, fingerprint="a" * 16)
+    (other,) = add(engine, row())
+    done = discard(review, filters=review.asked(group="a" * 16))
+    assert sorted(one.id for one in done.changes) == wanted
+    assert done.done == 250
+    assert review.show(resolved).record.status is Status.RESOLVED
+    assert review.show(other).record.status is Status.PENDING
+    assert discard(review, everything=True).done == 1
+
+
+def test_nothing_named_is_refused(engine: Engine, review: Review) -> None:
+    (row_id,) = add(engine, row())
+    for wrong in ({}, {"filters": Filters()}):
+        with pytest.raises(NotUnderstood):
+            discard(review, **wrong)
+    with pytest.raises(NotUnderstood):
+        discard(review, row_id, filters=review.asked(event="x"))
+    with pytest.raises(NotUnderstood):
+        discard(review, row_id, reason=" ")
+    for nobody in ("", " ", "ingest", "lifecycle", "retain"):
+        for change in (discard, restore):
+            with pytest.raises(NotUnderstood):
+                change(review, row_id, actor=nobody)
+    assert len(review.journal(row_id).entries) == 1
+
+
+def test_a_dry_run_changes_nothing_and_says_the_same(engine: Engine, review: Review) -> None:
+    ids = [in_state(engine, status) for status in Status]
+    for change in (discard, restore):
+        before = review.as_json(review.journal(limit=1000))
+        planned = change(review, *ids, dry_run=True)
+        assert planned.dry_run
+        assert review.as_json(review.journal(limit=1000)) == before
+        assert change(review, *ids).changes == planned.changes
+
+
+def test_many_who_discard_the_same_do_it_once(engine: Engine, review: Review) -> None:
+    ids = add(engine, *(row() for _ in range(20)))
+    barrier = Barrier(4)
+
+    def hurry(number: int) -> int:
+        barrier.wait()
+        return discard(review, *ids, actor=f"person {number}").done
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(hurry, range(4))) == len(ids)
+    for row_id in ids:
+        changes = review.show(row_id).transitions
+        assert [one.to_status for one in changes] == ["pending", "processing", "manual", "archived"]
+        assert len({one.actor for one in changes[1:]}) == 1
