@@ -80,7 +80,7 @@ class Drain:
                 counts=count({}, 0)[0],
                 elapsed_seconds=time.monotonic() - started,
                 dry_run=self.dry_run,
-                warnings=unread(unknown),
+                warnings=(*self.broker.warnings(), *unread(unknown)),
                 emptied=tuple(queue for queue in depths if queue not in unknown),
             )
         policy = self.load_policy()

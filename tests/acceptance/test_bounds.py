@@ -71,6 +71,42 @@ def test_a_dry_run_tells_exactly_what_the_run_after_it_does_and_moves_nothing(pr
     }
 
 
+def test_a_dry_run_shows_each_message_and_the_way_that_the_run_sends_it(program: Program, team: Client) -> None:
+    team.make_origin(ORIGIN)
+    team.fail(ORIGIN, "orders.created", b"one")
+    assert program.run("drain").code == 0
+    team.await_depth("retry-queue-1", 1)
+    (line,) = program.run("drain", "--dry-run", "--json").told["preview"]
+    assert (line["queue"], line["event"], line["origin"]) == ("retry-queue-1", "orders.created", ORIGIN)
+    assert (line["decision"], line["exchange"], line["key"]) == (
+        "returned",
+        f"dlqbatch.return.{ORIGIN}",
+        "orders.created",
+    )
+
+
+def test_a_dry_run_finds_what_would_keep_the_run_from_starting(program: Program, team: Client) -> None:
+    team.make_origin(ORIGIN)
+    team.fail(ORIGIN, "orders.created", b"one")
+    for change in ({"tier_ttls": "50,60,70"}, {"database_url": "sqlite:////nowhere/dlqbatch.sqlite3"}):
+        told = program.but(**change).run("drain", "--dry-run")
+        assert told.code == 2, told.said
+        assert told.err == program.but(**change).run("drain").err
+
+
+def test_messages_in_a_tier_that_was_taken_away_are_told_of(program: Program, team: Client) -> None:
+    team.publish("retry-exchange-3", "retry.x.3", b"left behind")
+    team.await_depth("retry-queue-3", 1)
+    told = program.but(tier_ttls="50,50").run("drain", "--json").told
+    assert told["counts"]["got"] == 0
+    assert any("'retry-queue-3' holds 1 message(s)" in warning for warning in told["warnings"])
+
+
+def test_options_alone_are_a_drain_as_no_options_are(program: Program, team: Client) -> None:
+    assert program.run("--json").told["job"] == "drain"
+    assert program.run("--dry-run").out.startswith("dry run of drain")
+
+
 def test_a_dry_run_declares_nothing(program: Program, team: Client, management: Management) -> None:
     for queue in [one["name"] for one in management.queues()]:
         team.channel.queue_delete(queue)

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlqbatch.runs.report import DECISIONS, Report, count
+from dlqbatch.runs.report import DECISIONS, Report, count, ending
 
 RESULTS = st.dictionaries(
     st.tuples(st.sampled_from(DECISIONS), st.none() | st.text(min_size=1, max_size=5)), st.integers(0, 1000), max_size=8
@@ -60,3 +61,48 @@ def test_what_only_some_runs_have_is_only_in_their_reports() -> None:
     assert {"dry_run", "warnings", "preview"}.isdisjoint(Report("drain", "ok", "empty", counts).as_dict())
     told = Report("drain", "ok", "empty", counts, dry_run=True, warnings=("w",), preview=({"queue": "q"},)).as_dict()
     assert (told["dry_run"], told["warnings"], told["preview"]) == (True, ["w"], [{"queue": "q"}])
+
+
+@dataclass
+class Taken:
+    """What a transfer tells of itself."""
+
+    taken: dict[str, int]
+    results: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    stopped_by: str | None = None
+    lost: str | None = None
+    failure: None = None
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def got(self) -> int:
+        return sum(self.taken.values())
+
+
+@pytest.mark.parametrize(
+    ("depths", "takes", "tally", "spare", "stopped_by", "emptied"),
+    [
+        # all that was there
+        ({"a": 3, "b": 0}, {"a": 3}, Taken({"a": 3}), 7, "empty", ("a", "b")),
+        # another run was faster, so that the queue ended before the bound
+        ({"a": 6000}, {"a": 5000}, Taken({"a": 3000}), 0, "empty", ("a",)),
+        # the bound
+        ({"a": 6000}, {"a": 5000}, Taken({"a": 5000}), 0, "messages", ()),
+        # one of two queues was cut by its share
+        ({"a": 9, "b": 1}, {"a": 4, "b": 1}, Taken({"a": 4, "b": 1}), 0, "messages", ("b",)),
+        # what had been put back meanwhile was taken as well, up to the bound
+        ({"a": 3}, {"a": 3}, Taken({"a": 10}), 7, "messages", ()),
+        # the clock
+        ({"a": 3}, {"a": 3}, Taken({"a": 2}, stopped_by="time"), 7, "time", ()),
+        # something had to stay: nobody knows in which queue
+        ({"a": 3, "b": 0}, {"a": 3}, Taken({"a": 3}, Counter({("left", "unroutable"): 1})), 7, "empty", ("b",)),
+    ],
+)
+def test_a_run_says_why_it_stopped_and_which_queues_it_saw_empty(
+    depths: dict[str, int], takes: dict[str, int], tally: Taken, spare: int, stopped_by: str, emptied: tuple[str, ...]
+) -> None:
+    assert ending(depths, takes, tally, spare, {}) == (stopped_by, emptied)
+
+
+def test_a_queue_that_was_not_read_was_not_seen_empty() -> None:
+    assert ending({"a": 0, "b": 2}, {"b": 2}, Taken({"b": 2}), 1, {"a": "no leader"}) == ("empty", ("b",))

@@ -572,6 +572,27 @@ def test_the_default_database_goes_to_the_state_folder_only_if_its_own_cannot_be
     assert stated.database_url_is_default
 
 
+def test_a_database_that_is_there_already_is_the_default_also_for_who_may_only_read_it(unwritable: Path) -> None:
+    there = unwritable / "dlqbatch.sqlite3"
+    _, user, saved = os.getresuid()
+    os.seteuid(saved)
+    unwritable.chmod(0o755)
+    there.touch()
+    unwritable.chmod(0o555)
+    os.seteuid(user)
+    environ = {"DLQBATCH_CONFIG": str(unwritable / "application.properties"), "HOME": "/home/somebody"}
+    assert str(load({}, environ).database_url) == f"sqlite:///{there}"
+
+
+def test_the_default_database_is_never_beside_an_installed_package(tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    config = folder / "application.properties"
+    config.touch()
+    found = load({}, {"DLQBATCH_CONFIG": str(config), "HOME": "/home/somebody"})
+    assert str(found.database_url).startswith("sqlite:////home/somebody/.local/state/")
+
+
 # --- TLS
 
 
