@@ -12,7 +12,7 @@ from dlqbatch.errors import ChannelRefused, TopologyMismatch, TopologyMissing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dlqbatch.broker.connection import Connection
+    from dlqbatch.broker.connection import Connection, Scratch
     from dlqbatch.topology.model import Topology
 
 _log = logs.get(__name__)
@@ -101,17 +101,10 @@ def _value(text: str) -> str:
 def look(connection: Connection, topology: Topology) -> None:
     """TopologyMissing names the first exchange or queue that is not there."""
     with connection.scratch() as scratch:
-        for kind, names in (
-            ("exchange", [exchange.name for exchange in topology.exchanges]),
-            ("queue", [queue.name for queue in topology.queues]),
-        ):
-            for name in names:
-                try:
-                    scratch.call(f"{kind}_declare", passive=True, **{kind: name})
-                except ChannelRefused as refused:
-                    if refused.is_gone:
-                        raise TopologyMissing(kind, name) from refused
-                    raise
+        for exchange in topology.exchanges:
+            _look_for(scratch, "exchange", exchange.name)
+        for queue in topology.queues:
+            _look_for(scratch, "queue", queue.name)
 
 
 def depths(connection: Connection, queues: Iterable[str], exchanges: Iterable[str]) -> dict[str, int]:
@@ -119,21 +112,27 @@ def depths(connection: Connection, queues: Iterable[str], exchanges: Iterable[st
 
     The exchanges are only looked for: a publish to a missing one would cost the channel and all that is under way.
     """
+    counts = {}
     with connection.scratch() as scratch:
-        kind = name = ""
-        try:
-            kind = "exchange"
-            for name in exchanges:
-                scratch.call("exchange_declare", exchange=name, passive=True)
-            kind = "queue"
-            counts = {}
-            for name in queues:
-                counts[name] = int(scratch.call("queue_declare", queue=name, passive=True).message_count)
-        except ChannelRefused as refused:
-            if refused.is_gone:
-                raise TopologyMissing(kind, name) from refused
+        for exchange in exchanges:
+            _look_for(scratch, "exchange", exchange)
+        for queue in queues:
+            try:
+                counts[queue] = int(scratch.call("queue_declare", queue=queue, passive=True).message_count)
+            except ChannelRefused as refused:
+                raise (TopologyMissing("queue", queue) if refused.is_gone else refused) from refused
+    return counts
+
+
+def _look_for(scratch: Scratch, kind: str, name: str) -> None:
+    try:
+        scratch.call(f"{kind}_declare", passive=True, **{kind: name})
+    except ChannelRefused as refused:
+        if refused.is_gone:
+            raise TopologyMissing(kind, name) from refused
+        # From 4.3 on even looking takes some permission; for what we neither read nor write we need not have one.
+        if refused.code != _NO_PERMISSION:
             raise
-        return counts
 
 
 def quorum_queues(connection: Connection, queues: Iterable[str], *, otherwise: bool) -> frozenset[str]:
