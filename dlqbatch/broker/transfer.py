@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from dlqbatch.broker.fetch import Consume, Fetch, Gets, Spare
+from dlqbatch.broker.fetch import Consume, Fetch, Gets
 from dlqbatch.broker.publisher import Publisher
+from dlqbatch.broker.receiving import Spare
 from dlqbatch.errors import BrokerLost, DlqbatchError
 from dlqbatch.message.delivery import AwaitOrigin, Delivery, Gather, Hold, Instruction, Publish
 
