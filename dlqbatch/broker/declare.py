@@ -32,13 +32,7 @@ def declare(connection: Connection, topology: Topology) -> None:
     """Make what is missing; TopologyMismatch if something is there and differs. Declaring twice changes nothing."""
     try:
         with connection.scratch() as scratch:
-            # Unanswered unless refused, so that the whole topology costs one round trip.
-            for exchange in topology.exchanges:
-                scratch.call_later(
-                    "exchange_declare", exchange=exchange.name, exchange_type=exchange.type, durable=True
-                )
-            for queue in topology.queues:
-                scratch.call_later("queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments))
+            _declare_all(scratch, topology)
             for binding in topology.bindings:
                 scratch.call_later(
                     "queue_bind", queue=binding.queue, exchange=binding.exchange, routing_key=binding.key
@@ -52,18 +46,21 @@ def declare(connection: Connection, topology: Topology) -> None:
         raise mismatch(refused) or refused from refused
 
 
+def _declare_all(scratch: Scratch, topology: Topology) -> None:
+    """Unanswered unless refused, so that the whole topology costs one round trip."""
+    for exchange in topology.exchanges:
+        scratch.call_later("exchange_declare", exchange=exchange.name, exchange_type=exchange.type, durable=True)
+    for queue in topology.queues:
+        scratch.call_later("queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments))
+
+
 def compare(connection: Connection, topology: Topology) -> None:
     """TopologyMissing or TopologyMismatch as `declare` would meet it, without making anything."""
     look(connection, topology)
     try:
         with connection.scratch() as scratch:
             # All of it is there, so that declaring it only compares; bindings cannot be compared, and are left alone.
-            for exchange in topology.exchanges:
-                scratch.call_later(
-                    "exchange_declare", exchange=exchange.name, exchange_type=exchange.type, durable=True
-                )
-            for queue in topology.queues:
-                scratch.call_later("queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments))
+            _declare_all(scratch, topology)
             scratch.call("basic_qos")
     except ChannelRefused as refused:
         if refused.code == _NO_PERMISSION:
