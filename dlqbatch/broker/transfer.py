@@ -275,7 +275,7 @@ class Transfer:
         self._count(publish.counts_as, publish.reason)
         delivery.receipt.settle(delivery.tag)
 
-    def unconfirmed(self, delivery: Delivery, publish: Publish, reason: str) -> None:  # noqa: ARG002
+    def unconfirmed(self, delivery: Delivery, publish: Publish, reason: str) -> None:  # noqa: ARG002  (part of the outcome)
         self._hold(delivery, Hold(LEFT, reason))
 
     def unroutable(self, delivery: Delivery, publish: Publish) -> None:
