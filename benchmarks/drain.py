@@ -1,130 +1,184 @@
-"""The drain beside a naive loop of get, confirmed publish and ack: same messages, same broker, taking turns.
+"""The drain beside a naive loop, the shovel plugin and the limit: same messages, same broker, taking turns.
 
-Usage: scripts/bench drain [--rounds N] [--messages N] [--naive-messages N] [--size BYTES] [--json FILE] [--require N]
+Usage: scripts/bench drain [--queue-type classic|quorum] [--sizes BYTES,…] [--depths N,…] [--policy-rows N,…]
+                           [--rounds N] [--messages N] [--naive-messages N] [--bytes N] [--without NAME,…]
+                           [--json FILE] [--release 4.3] (another RabbitMQ than the installed one)
+                           [--require N] (exit 1 if the drain is not so many times as fast as the naive loop)
+The drain does its whole work: a policy of 1,000 rows, all headers, a report. The limit and the shovel do none of it.
+With large bodies there are fewer messages in a turn, so that all of them are at most --bytes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import statistics
+import sqlite3
 import sys
-import time
+import tempfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pika
-from workload import connect, fill
+import contenders
+from contest import Turns, broker_process, busy, keep, machine, show, summary, take_turns
+from workload import EVENTS, connect, fill
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from dlqbatch import logs, wiring
+from dlqbatch.broker.transfer import MEMORY, WINDOW
 from dlqbatch.settings import Settings, load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
-RETRY_QUEUE, DELAYED = "retry-queue", "queue.delay.1"
+    from contest import Sample
 
-
-def naive(url: str, number: int) -> float:
-    """What most people write first; it knows no policy and changes no header."""
-    connection = connect(url)
-    taking, giving = connection.channel(), connection.channel()
-    giving.confirm_delivery()
-    started = time.perf_counter()
-    for _ in range(number):
-        method, properties, body = taking.basic_get(RETRY_QUEUE)
-        giving.basic_publish("route-delay", "binding.orders.1", body, properties, mandatory=True)
-        taking.basic_ack(method.delivery_tag)
-    elapsed = time.perf_counter() - started
-    connection.close()
-    return number / elapsed
+SOURCE, TARGET = "retry-queue", "queue.delay.1"
+EXCHANGE, KEY = "route-delay", "binding.orders.1"
+NAIVE, SHOVEL, LIMIT, DRAIN = "naive loop", "shovel plugin", "limit", "dlqbatch drain"
+CONSUMING = "limit, consuming"
+"""The same limit with a consumer in place of gets: what a client could win by that on a classic queue."""
+BOUNDED = "limit, in as much memory"
+"""The same limit with no more bodies under way than the drain's memory holds, where that is fewer messages."""
+SHORT = {NAIVE: "naive", SHOVEL: "shovel", LIMIT: "limit", CONSUMING: "consuming", BOUNDED: "bounded", DRAIN: "drain"}
+PREFIX = "DLQBATCH_TEST_"
+OF_A_WARM_UP = 10
+"""One of so many messages of a turn."""
 
 
-def drain(settings: Settings, number: int) -> tuple[float, float]:
-    """Messages per second of the whole run, connecting and all, and microseconds of our CPU for each."""
-    started, busy = time.perf_counter(), time.process_time()
-    report = wiring.run("drain", settings, wiring.Occasion())
-    elapsed, busy = time.perf_counter() - started, time.process_time() - busy
-    if report.counts["delayed"] != number or report.outcome != "ok":
-        raise SystemExit(f"the drain did not do its work: {report.as_dict()}")
-    return number / elapsed, busy / number * 1e6
-
-
-def measure(options: argparse.Namespace, url: str, settings: Settings) -> dict[str, object]:
-    connection = connect(url)
-    channel = connection.channel()
-    naive_rates, drain_rates, cpu = [], [], []
-    for turn in range(options.rounds + 1):
-        fill(channel, RETRY_QUEUE, options.naive_messages, options.size)
-        slow = naive(url, options.naive_messages)
-        fill(channel, RETRY_QUEUE, options.messages, options.size)
-        fast, each = drain(settings, options.messages)
-        channel.queue_purge(DELAYED)
-        if turn == 0:
-            continue  # the first turn warms up both
-        naive_rates.append(slow)
-        drain_rates.append(fast)
-        cpu.append(each)
-        sys.stderr.write(f"round {turn}: naive {slow:,.0f}/s, drain {fast:,.0f}/s\n")
-    version = connection._impl.server_properties["version"]  # noqa: SLF001  (pika shows it nowhere else)
-    connection.close()
-    ratios = [fast / slow for fast, slow in zip(drain_rates, naive_rates, strict=True)]
-    return {
-        "benchmark": "drain",
-        "rabbitmq": version,
-        "python": platform.python_version(),
-        "pika": pika.__version__,
-        "cores": os.cpu_count(),
-        "body_bytes": options.size,
-        "naive_per_second": spread(naive_rates),
-        "drain_per_second": spread(drain_rates),
-        "drain_to_naive": spread(ratios),
-        "drain_cpu_microseconds": spread(cpu),
-    }
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 2),
-        "least": round(min(values), 2),
-        "most": round(max(values), 2),
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--naive-messages", type=int, default=3_000)
-    parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--require", type=float, help="exit 1 if the median ratio is below")
-    options = parser.parse_args()
-    url = os.environ["DLQBATCH_TEST_BROKER_URL"]
+def settings_for(url: str, folder: Path, *, messages: int, policy_rows: int, queue_type: str) -> Settings:
     settings = load(
         {
             "broker_url": url,
-            "database_url": "sqlite:////nonexistent/dlqbatch.sqlite3",
-            "allow_empty_policy": "true",
-            "max_messages": str(options.messages),
+            "database_url": f"sqlite:///{folder / f'policy-{policy_rows}.sqlite3'}",
+            "max_messages": str(messages),
+            "max_bytes": "64GiB",
+            "max_seconds": "600",
             "tier_ttls": "1h,2h,3h",
+            "queue_type": queue_type,
             "log_level": "warning",
         },
         environ={"DLQBATCH_CONFIG": str(Path(__file__).parent / "benchmark.properties")},
     )
+    write_policy(settings, policy_rows)
+    return settings
+
+
+def write_policy(settings: Settings, rows: int) -> None:
+    """One event in ten is a pattern; those of the messages are among them."""
+    wiring.migrations().upgrade(settings.database_url.get_secret_value())
+    names = [*EVENTS, *(f"event.{n}" + (".#" if n % 10 == 0 else "") for n in range(max(rows - len(EVENTS), 0)))]
+    path = settings.database_url.get_secret_value().removeprefix("sqlite:///")
+    with sqlite3.connect(path) as connection:
+        if not connection.execute("SELECT count(*) FROM dlq_event_config").fetchone()[0]:
+            connection.executemany(
+                "INSERT INTO dlq_event_config (id, name, max_retries) VALUES (?, ?, 3)", list(enumerate(names, 1))
+            )
+    connection.close()
+
+
+class Course:
+    """One case: the queue filled anew before every turn, the target emptied after it."""
+
+    def __init__(self, url: str, api: str, settings: Settings, size: int, options: argparse.Namespace) -> None:
+        self.url, self.api, self.settings, self.size = url, api, settings, size
+        self.number = settings.max_messages
+        self.naive_number = min(options.naive_messages, self.number)
+        self.quorum = settings.queue_type == "quorum"
+        self.without = set(options.without.split(","))
+        self.rounds = options.rounds
+        self.broker = broker_process(url)
+
+    def run(self, courses_left: int) -> Turns:
+        wiring.apply_topology(self.settings)
+        few = max(self.number // OF_A_WARM_UP, 1)
+        try:
+            return take_turns(
+                self._contenders(self.number, self.naive_number),
+                self.rounds,
+                self._contenders(few, min(self.naive_number, few)),
+                courses_left,
+            )
+        finally:
+            contenders.remove_all(self.api)
+
+    def _contenders(self, number: int, naive_number: int) -> dict[str, Callable[[], Sample]]:
+        way = (self.url, SOURCE, EXCHANGE, KEY)
+        everyone: dict[str, Callable[[], Sample]] = {
+            NAIVE: self._on(naive_number, partial(contenders.naive, *way, naive_number)),
+            SHOVEL: self._on(
+                number, partial(contenders.shovel, self.api, self.url, SOURCE, EXCHANGE, KEY, TARGET, number)
+            ),
+            LIMIT: self._on(number, partial(contenders.raw, *way, number, self.size, consuming=self.quorum)),
+            CONSUMING: self._on(number, partial(contenders.raw, *way, number, self.size, consuming=True)),
+            BOUNDED: self._on(
+                number,
+                partial(
+                    contenders.raw, *way, number, self.size, consuming=self.quorum, window=max(MEMORY // self.size, 1)
+                ),
+            ),
+            DRAIN: self._on(number, partial(contenders.drain, self.settings, number)),
+        }
+        if self.quorum:
+            del everyone[CONSUMING]  # there the limit consumes anyway
+        if MEMORY // self.size >= WINDOW:
+            del everyone[BOUNDED]
+        return {name: contend for name, contend in everyone.items() if SHORT[name] not in self.without}
+
+    def _on(self, number: int, contend: Callable[[], Sample]) -> Callable[[], Sample]:
+        def turn() -> Sample:
+            with connect(self.url) as connection:
+                channel = connection.channel()
+                fill(channel, SOURCE, number, self.size)
+                before = busy(self.broker)
+                sample = contend()
+                sample = replace(sample, broker_microseconds=(busy(self.broker) - before) / number * 1e6)
+                came = channel.queue_purge(TARGET).method.message_count
+            if came != number:
+                raise SystemExit(f"{number} messages went in, and {came} came out")
+            return sample
+
+        return turn
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queue-type", default="classic", choices=["classic", "quorum"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--messages", type=int, default=50_000)
+    parser.add_argument("--naive-messages", type=int, default=3_000)
+    parser.add_argument("--sizes", default="1024")
+    parser.add_argument("--depths", default="")
+    parser.add_argument("--policy-rows", default="1000")
+    parser.add_argument("--bytes", type=int, default=1 << 40, help="of all bodies of a turn")
+    parser.add_argument("--without", default="", help="naive, shovel, limit, consuming, bounded")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--require", type=float, help="exit 1 if the median ratio to the naive loop is below")
+    options = parser.parse_args()
+    url, api = os.environ[f"{PREFIX}BROKER_URL"], os.environ[f"{PREFIX}MANAGEMENT_URL"]
     logs.configure("warning")
-    wiring.apply_topology(settings)
-    result = measure(options, url, settings)
-    for name, value in result.items():
-        shown = "{median:,} ({least:,} to {most:,})".format_map(value) if isinstance(value, dict) else value
-        sys.stdout.write(f"{name:<24}{shown}\n")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-    ratio = result["drain_to_naive"]["median"]  # type: ignore[index]  # a dict, as built above
-    return 1 if options.require and ratio < options.require else 0
+    wanted = [
+        (size, min(depth, max(options.bytes // size, 1)), rows)
+        for size in map(int, options.sizes.split(","))
+        for depth in map(int, (options.depths or str(options.messages)).split(","))
+        for rows in map(int, options.policy_rows.split(","))
+    ]
+    cases: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="dlqbatch-bench-") as folder:
+        for number, (size, depth, rows) in enumerate(wanted):
+            settings = settings_for(url, Path(folder), messages=depth, policy_rows=rows, queue_type=options.queue_type)
+            title = f"{options.queue_type} queues, {depth:,} messages of {size:,} bytes, {rows:,} events"
+            turns = Course(url, api, settings, size, options).run(len(wanted) - number)
+            about = {"queue_type": options.queue_type, "messages": depth, "body_bytes": size, "events": rows}
+            cases[title] = {"of": DRAIN, **about, "contenders": summary(turns, DRAIN)}
+            show(title, cases[title]["contenders"], DRAIN)
+    name = "drain" if options.queue_type == "classic" else "drain-quorum"
+    keep(name, {"benchmark": "drain", "machine": machine(), "cases": cases}, options.json)
+    if options.require is None:
+        return 0
+    ratios = [case["contenders"][NAIVE]["ratio"]["median"] for case in cases.values()]
+    return int(min(ratios) < options.require)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """`python -m dlqbatch` is the command line."""
 
-import sys
+from dlqbatch.cli import program
 
-from dlqbatch.cli import main
-
-sys.exit(main())
+program()

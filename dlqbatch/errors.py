@@ -9,12 +9,33 @@ DlqbatchError                   carries `exit_code`: what the command line ends 
 │   └── LoginRefused       (4)  the broker lets nobody in with this user, password and virtual host
 ├── BrokerLost             (4)  the connection went away before anything was taken
 ├── ChannelRefused         (1)  the broker closed a channel; code and text are its own
-└── DatabaseUnreadable     (4)  the database cannot be reached, read or written
+├── DatabaseUnreadable     (4)  the database cannot be reached, read or written
+│   ├── DatabaseRefused    (4)  it lets nobody in with this user and password
+│   ├── TablesMissing      (2)  it is there, and the tables of this version are not
+│   ├── CommitUnanswered   (4)  whether the last change was made is not known
+│   └── DatabaseLost       (4)  it went away when messages had been sent
+├── AwsRefused             (4)  AWS, or the network on the way there, said no
+├── SecretUnreadable       (4)  the settings name a secret that cannot be had
+└── beside what they are about:
+    ├── RuleRefused, MoveRefused, EditRefused, NotUnderstood, NoSuchPlan, PlanRefused, ChangeNotSafe,
+    │   HealthAddressRefused                                                                           (2)
+    │                           what was asked for cannot be: nothing was changed
+    ├── NoSuchMessage, NoSuchCopy, NotEditable, NothingEdited, EditorFailed, Unhealthy, ChangeUnderWay   (1)
+    │                           it could be, but not as things stand
+    ├── ChangeCutOff         (4)
+    │                           it was begun; the same command goes on with it
+    ├── ArchiveDamaged, ColdStorageFailed, FileNotWritten   (1)
+    │                           a file that cannot be trusted, or not be written
+    └── HealthAddressTaken   (1)
+                                somebody else listens there
 
 The message of an error says what happened, where, and what to do next; it never holds a secret.
 """
 
 from __future__ import annotations
+
+_NOTHING_MOVED = " No message was moved."
+_GONE = ("NOT_FOUND - no queue '", "NOT_FOUND - no exchange '")
 
 
 class DlqbatchError(Exception):
@@ -85,8 +106,9 @@ class ChannelRefused(DlqbatchError):
 
     @property
     def is_gone(self) -> bool:
-        # A 404 is also the answer while a queue's home node is down; only these two texts mean gone.
-        return self.code == 404 and ("no queue" in self.text or "no exchange" in self.text)  # noqa: PLR2004
+        # A 404 is also the answer while a queue's home node is down, and the text holds names that anybody may choose:
+        # only these two beginnings mean gone.
+        return self.code == 404 and self.text.startswith(_GONE)  # noqa: PLR2004
 
 
 class DatabaseUnreadable(DlqbatchError):
@@ -94,4 +116,38 @@ class DatabaseUnreadable(DlqbatchError):
 
     def __init__(self, where: str, why: str) -> None:
         self.where, self.why = where, why
-        super().__init__(f"the database at {where} cannot be used: {why}. No message was moved.")
+        super().__init__(f"the database at {where} cannot be used: {why.rstrip('.')}.{_NOTHING_MOVED}")
+
+
+class DatabaseRefused(DatabaseUnreadable):
+    """The connection failed with the password in play: it is wrong, or the server refused what comes right after it."""
+
+
+class TablesMissing(DatabaseUnreadable):
+    """As PolicyMissing: waiting does not help, `dlqbatch db upgrade` does."""
+
+    exit_code = 2
+
+
+class CommitUnanswered(DatabaseUnreadable):
+    """The connection went away with a commit under way."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(where, why)
+        text = f"the database at {where} cannot be used: {why.rstrip('.')}. It has not answered a commit: "
+        self.args = (f"{text}whether the last change was made is not known. Look before you repeat it.",)
+
+
+class DatabaseLost(DatabaseUnreadable):
+    """Messages were sent, and what became of them cannot be told."""
+
+    def __init__(self, where: str, why: str, sent: int) -> None:
+        super().__init__(where, why)
+        text = f"the database at {where} cannot be used any more: {why.rstrip('.')}. {sent} message(s) had been sent: "
+        text += "do the same again when it is back; what it has recorded is not sent again, and the rest goes out once "
+        self.args = (f"{text}more under the same attempt number.",)
+
+
+def so_far(error: DlqbatchError) -> str:
+    """Its text where something was done before it: what it says of that is left out."""
+    return str(error).removesuffix(_NOTHING_MOVED)

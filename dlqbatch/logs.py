@@ -14,7 +14,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from typing import Literal
@@ -43,8 +43,19 @@ def plain(text: str, limit: int | None = None) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
+def hide(secrets: Iterable[str]) -> None:
+    """From now on these are masked wherever they stand; too short a one would take half of every line along."""
+    _hidden.update(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
+
+
+_hidden: set[str] = set()
+_SHORTEST_SECRET = 8
+
+
 def masked(text: str) -> str:
-    """Hide the passwords in everything that looks like a URL or `password=…`."""
+    """Hide what `hide` was told, and the passwords in everything that looks like a URL or `password=…`."""
+    for secret in _hidden:
+        text = text.replace(secret, "***")
     return _SECRET_PAIR.sub(r"\1***", _URL_REST.sub(_mask_url, text))
 
 
@@ -99,6 +110,17 @@ def configure(level: Level = "info", style: Format = "auto") -> None:
     logging.getLogger("pika").setLevel(logging.INFO if level == "debug" else logging.CRITICAL)
 
 
+def is_json() -> bool:
+    """Whether `configure` chose JSON."""
+    return any(isinstance(handler.formatter, _Json) for handler in logging.root.handlers)
+
+
+def json_line(level: Level, event: str, logger: str, fields: Mapping[str, object]) -> str:
+    """A line as the logs have them whose values are whole: an error that ends a process is not cut."""
+    at = datetime.now(UTC)
+    return json.dumps(_entry(at, level, event, logger, fields))
+
+
 def _is_terminal() -> bool:
     try:
         return sys.stderr.isatty()
@@ -117,16 +139,15 @@ class _Stderr(logging.Handler):
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, object] = {
-            "ts": _time(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "event": _event(record),
-            "logger": record.name,
-            "fields": _fields(record),
-        }
+        entry = _entry(_time(record), record.levelname.lower(), _event(record), record.name, _fields(record))
         if trace := _trace(record):
             entry["trace"] = trace
         return json.dumps(entry)
+
+
+def _entry(at: datetime, level: str, event: str, logger: str, fields: Mapping[str, object]) -> dict[str, object]:
+    ts = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {"ts": ts, "level": level, "event": event, "logger": logger, "fields": fields}
 
 
 class _Text(logging.Formatter):

@@ -92,7 +92,7 @@ prepare() {
         make_environment || return
     fi
     stamp="$root/.venv/installed-$1"
-    wanted=$(cd -- "$root" && cat requirements.txt "$1" pyproject.toml | sha256sum)
+    wanted=$(cd -- "$root" && cat requirements*.txt pyproject.toml | sha256sum)
     if [ "$(cat -- "$stamp" 2>/dev/null)" != "$wanted" ]; then
         say "Installing $1"
         "$python" -m pip install --quiet --disable-pip-version-check -r "$root/$1" >&2 || return
@@ -107,4 +107,54 @@ has_rabbitmq() {
 
 has_postgres() {
     "$python" -c 'from scripts.servers.postgres import installed_bin; installed_bin()' 2>/dev/null
+}
+
+# RabbitMQ 4.3 is unpacked into a cache folder once; it needs apt-get and dpkg-deb, but neither root nor an installation.
+prepare_rabbitmq43() {
+    if ! "$python" -c 'from scripts.servers.rabbitmq43 import unpacked; unpacked()' 2>/dev/null; then
+        say "Fetching RabbitMQ 4.3 from Debian (about 75 MB, once)"
+        # Only its keys may be missing: a machine of another distribution has no use for them otherwise.
+        if ! [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] && ! [ -e /usr/share/keyrings/debian-archive-keyring.pgp ] &&
+            may_install; then
+            install_packages debian-archive-keyring || true
+        fi
+        "$python" scripts/services.py prepare43 >/dev/null
+    fi
+}
+
+# It checks the rules in deploy/; no Prometheus server is started.
+has_promtool() {
+    command -v promtool >/dev/null
+}
+
+# The last free release, and the last that packages without an account of its maker's.
+serverless_release=3.40.0
+serverless_folder="${XDG_CACHE_HOME:-$HOME/.cache}/dlqbatch/serverless-$serverless_release"
+serverless="$serverless_folder/node_modules/.bin/serverless"
+
+# Fetched from npm into a cache folder once (250 MB); it needs node 14 or newer and npm. No script of a package is run.
+prepare_serverless() {
+    local lock unfinished="$serverless_folder.$$"
+    if ! command -v npm >/dev/null && { ! may_install || ! install_packages nodejs npm; }; then
+        say "Packaging for AWS needs node and npm. On Debian or Ubuntu: sudo apt-get install nodejs npm"
+        return 4
+    fi
+    mkdir -p -- "${serverless_folder%/*}"
+    # A folder of that name is complete; two that want it at once wait for each other.
+    exec {lock}<"${serverless_folder%/*}"
+    if command -v flock >/dev/null; then
+        flock "$lock"
+    fi
+    if [ ! -x "$serverless" ]; then
+        say "Fetching serverless $serverless_release from npm (once)"
+        if ! npm install --prefix "$unfinished" --silent --ignore-scripts --omit=dev --no-package-lock --no-audit --no-fund \
+            "serverless@$serverless_release" >&2; then
+            rm -rf -- "$unfinished"
+            say "npm could not fetch serverless $serverless_release; it needs the registry once."
+            return 4
+        fi
+        rm -rf -- "$serverless_folder"
+        mv -- "$unfinished" "$serverless_folder"
+    fi
+    exec {lock}<&-
 }

@@ -161,4 +161,155 @@ CREATE INDEX dlq_runs_by_time ON dlq_runs (started_at);
 
 UPDATE dlqbatch_version SET version_num='0002' WHERE dlqbatch_version.version_num = '0001';
 
+-- Running upgrade 0002 -> 0003
+
+CREATE TABLE dlq_rules (
+    name TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    match_on TEXT NOT NULL,
+    pattern TEXT NOT NULL,
+    strategy TEXT NOT NULL,
+    PRIMARY KEY (name),
+    CONSTRAINT dlq_rules_match_on CHECK (match_on IN ('any', 'text', 'type')),
+    CONSTRAINT dlq_rules_strategy CHECK (strategy IN ('conditional', 'immediate', 'manual', 'scheduled'))
+);
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('broker-expired', 10, 'type', '^expired$', 'conditional');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('broker-full', 20, 'type', '^maxlen$', 'scheduled');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('broker-delivery-limit', 30, 'type', '^delivery_limit$', 'manual');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('broker-rejected', 40, 'type', '^rejected$', 'manual');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('fetch-failed', 50, 'text', '^(?:TypeError: )?fetch failed\b', 'immediate');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('rate-limit-type', 60, 'type', 'too_?many_?requests|rate_?limit|throttl|quota_?exceeded|request_?limit_?exceeded|throughput_?exceeded', 'scheduled');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('authorisation-type', 70, 'type', 'unauthori[sz]ed|forbidden|access_?denied|access_?refused|authentication|authori[sz]ation|bad_?credentials|permission_?(?:error|denied)|security_?exception|(?:expired|invalid)_?(?:token|signature)', 'manual');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('outage-type', 80, 'type', 'service_?unavailable|bad_?gateway|gateway_?time_?out|server_?error\b|server_?error_?exception|broken_?circuit|circuit_?(?:breaker|open)|call_?not_?permitted|bulkhead|rejected_?execution|out_?of_?memory|memory_?error|insufficient_?resources', 'conditional');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('conflict-type', 90, 'type', 'deadlock|cannot_?acquire_?lock|lock_?(?:acquisition|time_?out|wait|not_?available)|optimistic_?lock|stale_?(?:object|state)|concurrency|serialization_?failure|transaction_?rollback', 'immediate');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('time-out-type', 100, 'type', 'time_?d?_?out|deadline_?exceeded|(?:task|operation)_?cancell?ed', 'immediate');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('connection-type', 110, 'type', 'connect(?:ion)?_?(?:exception|error|reset|refused|aborted|closed|lost)|socket_?(?:exception|error)|broken_?pipe|no_?route_?to_?host|unknown_?host|no_?http_?response|endpoint_?not_?found|resource_?access|\be(?:connreset|connrefused|connaborted|pipe|notfound|ai_again|hostunreach|netunreach)\b|transient|(?:get|create)_?(?:jdbc_?connection|transaction)|jdbc_?connection|gaierror|\burl_?error\b|broker_?unreachable|already_?closed', 'immediate');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('validation-type', 120, 'type', 'validation|constraint_?violation|(?:unique|not_?null|foreign_?key|check)_?violation|integrity|duplicate|invalid_?(?:argument|format|data|input|cast|request|value|type|message|content|payload|parameter|definition)|illegal_?argument|argument_?(?:null|out_?of_?range)?_?(?:exception|error)|format_?exception|number_?format|date_?time_?parse|pars(?:e|ing)_?(?:exception|error)|json|yaml|xml|zod|avro|serializ|unmarshal|syntax|message_?conversion|mismatched_?input|unrecognized_?property|bad_?request|unprocessable|not_?acceptable|not_?found|missing|conflict|null_?(?:pointer|reference)|class_?cast|index_?out_?of|out_?of_?(?:range|bounds)|no_?such_?(?:element|field|method|column|table|file)|does_?not_?exist|not_?supported|unsupported|not_?implemented|arithmetic|divide_?by_?zero|division|overflow|assertion|^(?:\w{1,60}\.)?(?:value|type|key|attribute|index|lookup|name|unicode(?:decode|encode)?|range|reference)_?error\b', 'manual');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('rate-limit-status', 130, 'text', '\b(?:http(?:/[\d.]{1,3})?|status(?:[ _-]?code)?|response|code|error|success|returned)[ :=(\['']{1,4}429\b|^429\b|\b429 (?:too|client)|too many requests|resource_?exhausted\b', 'scheduled');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('validation', 140, 'text', 'validation (?:failed|error|failure)|\bfailed validation|schema (?:validation|mismatch|violation)|\b(?:must|should|may) (?:not )?(?:be|have|match|contain)\b|\b(?:is|are|was) (?:not (?:a )?valid|not allowed|not supported|invalid|required|malformed|missing|empty)\b|\b(?:in|not )valid (?:value|argument|format|field|input|json|xml|date|number|type|parameter|option|header)|cannot be (?:null|empty|blank|parsed|converted|deserialized)|(?:can|could )not (?:deserialize|parse|convert)|unexpected (?:token|character|end of)|malformed|unexpected end of|null value in column|out of range|(?:unknown|unrecogni[sz]ed|missing) (?:required )?(?:property|field|column|key|attribute|argument|parameter)|duplicate (?:key|entry)|violates .{0,60}constraint|constraint violat|does not match .{0,40}schema|code = (?:invalidargument|notfound|alreadyexists|failedprecondition|outofrange|unimplemented)\b', 'manual');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('authorisation', 150, 'text', '\b(?:http(?:/[\d.]{1,3})?|status(?:[ _-]?code)?|response|code|error|success|returned)[ :=(\['']{1,4}40[13]\b|^40[13]\b|\b401 unauthori[sz]ed|\b40[13] client|\b403 forbidden|unauthori[sz]ed\b|not authori[sz]ed|access (?:is |was )?(?:denied|refused)|access_?(?:denied|refused)|permission.{0,20}denied|unauthenticated|authentication (?:failed|failure|required)|certificate verify failed|login failed for user|(?:invalid|expired|bad|wrong) (?:api[ _-]?key|credentials?|access token|token|signature|password)|\b(?:token|certificate|jwt) (?:has |is )?expired', 'manual');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('rate-limit', 160, 'text', '\brate[ _-]?limit|\bthrottl(?:ed|ing)|\bquota\b.{0,60}(?:exceed|exhaust|reached|limit)|\brate exceeded|(?:exceed|exhaust|reached|over).{0,60}\bquota\b|(?:request|usage|api) limit|\bslow down\b', 'scheduled');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('outage', 170, 'text', '\b(?:http(?:/[\d.]{1,3})?|status(?:[ _-]?code)?|response|code|error|success|returned)[ :=(\['']{1,4}50\d\b|^50[0-4]\b|\b50[0-4] (?:internal|bad|service|gateway|server error)|internal server error|bad gateway|service (?:is )?(?:currently )?unavailable|gateway time-?out|code = (?:unavailable|internal)\b|\bUNAVAILABLE: |circuit.{0,40}\bopen\b|no space left|out of memory|upstream connect error|maintenance|too many (?:connections|clients)|connection slots', 'conditional');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('conflict', 180, 'text', 'deadlock|lock wait time-?out|could not (?:serialize access|obtain lock)|database is locked|row was updated or deleted by another', 'immediate');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('time-out', 190, 'text', '\btimed[ -]?out\b|deadline ?exceeded|httpclient\.timeout|\be(?:socket)?timedout\b|\btime[ -]?out(?:error)?[ :]{0,2}(?:of|after|expired|exceeded|elapsed|waiting|while|reached|during|period)|\b(?:read|connect|connection|socket|request|response|i/o|operation|api|query|command|execution|statement)[ -]time[ -]?out\b|did not (?:respond|complete|answer) (?:in time|within)|no response (?:received )?(?:from|within)', 'immediate');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('connection', 200, 'text', '\bconnection (?:was |is |has been |to .{1,80} |with .{1,80} )?(?:unexpectedly |forcibly )?(?:reset|refused|aborted|closed|lost|terminated|broken|dropped|failed|failure|shut ?down)|\be(?:connreset|connrefused|connaborted|pipe|notfound|ai_again|hostunreach|netunreach)\b|broken pipe|no route to host|(?:name|node).{0,40} not known|name resolution|no such host|unknown host|getaddrinfo|network is unreachable|network-related|network error|host (?:is )?(?:unreachable|down)|unexpected eof|socket (?:hang up|closed|is closed)|forcibly closed|actively refused|server has gone away|server closed the connection|(?:unable|failed|could not|cannot) (?:to )?connect|try again later|temporar(?:y|ily) (?:failure|unavailable|unreachable)|premature (?:close|end)|tls handshake|remote end closed', 'immediate');
+
+INSERT INTO dlq_rules (name, position, match_on, pattern, strategy) VALUES ('client-error', 210, 'text', '\b(?:http(?:/[\d.]{1,3})?|status(?:[ _-]?code)?|response|code|error|success|returned)[ :=(\['']{1,4}4\d\d\b|^4\d\d\b|\b4\d\d client error', 'manual');
+
+CREATE TABLE dlq_breakers (
+    origin TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    since TEXT,
+    probe TEXT,
+    counted_from TEXT,
+    sent INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    sent_before INTEGER NOT NULL,
+    failed_before INTEGER NOT NULL,
+    updated_at TEXT NOT NULL,
+    PRIMARY KEY (origin),
+    CONSTRAINT dlq_breakers_phase CHECK (phase IN ('closed', 'half-open', 'open'))
+);
+
+CREATE TABLE dlq_plans (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    hash TEXT NOT NULL,
+    state TEXT NOT NULL,
+    state_since TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    filters TEXT NOT NULL,
+    to_queue TEXT,
+    size INTEGER NOT NULL,
+    risks TEXT NOT NULL,
+    progress TEXT DEFAULT '{}' NOT NULL,
+    CONSTRAINT dlq_plans_hash UNIQUE (hash),
+    CONSTRAINT dlq_plans_state CHECK (state IN ('aborted', 'applying', 'done', 'planned', 'stopped'))
+);
+
+CREATE INDEX dlq_plans_by_time ON dlq_plans (created_at);
+
+CREATE TABLE dlq_plan_items (
+    plan_id INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    message_id INTEGER NOT NULL,
+    seen_status TEXT NOT NULL,
+    seen_updated_at TEXT NOT NULL,
+    state TEXT NOT NULL,
+    attempt INTEGER,
+    reason TEXT,
+    PRIMARY KEY (plan_id, place),
+    CONSTRAINT dlq_plan_items_once UNIQUE (plan_id, message_id),
+    CONSTRAINT dlq_plan_items_state CHECK (state IN ('sent', 'skipped', 'waiting')),
+    FOREIGN KEY(plan_id) REFERENCES dlq_plans (id) ON DELETE CASCADE
+);
+
+CREATE INDEX dlq_plan_items_by_state ON dlq_plan_items (plan_id, state, place);
+
+CREATE TABLE dlq_alerts (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    severity TEXT NOT NULL,
+    fired_at TEXT NOT NULL,
+    resolved_at TEXT,
+    value FLOAT,
+    threshold FLOAT,
+    summary TEXT NOT NULL,
+    fired_told_at TEXT,
+    resolved_told_at TEXT,
+    telling_until TEXT,
+    tries INTEGER DEFAULT 0 NOT NULL,
+    CONSTRAINT dlq_alerts_severity CHECK (severity IN ('critical', 'warning'))
+);
+
+CREATE INDEX dlq_alerts_by_name ON dlq_alerts (name, subject, fired_at);
+
+CREATE UNIQUE INDEX dlq_alerts_active ON dlq_alerts (name, subject) WHERE resolved_at IS NULL;
+
+CREATE INDEX dlq_alerts_untold ON dlq_alerts (id) WHERE fired_told_at IS NULL OR (resolved_at IS NOT NULL AND resolved_told_at IS NULL);
+
+CREATE TABLE dlq_cold_copies (
+    message_id INTEGER NOT NULL,
+    part TEXT NOT NULL,
+    written_at TEXT NOT NULL,
+    PRIMARY KEY (message_id),
+    FOREIGN KEY(message_id) REFERENCES dlq_messages (id) ON DELETE CASCADE
+);
+
+CREATE TABLE dlq_unproven_runs (
+    run TEXT NOT NULL,
+    since TEXT NOT NULL,
+    PRIMARY KEY (run)
+);
+
+INSERT INTO dlq_unproven_runs (run, since) SELECT substr(identity, 1, 24), min(created_at) FROM dlq_messages WHERE NOT ack_proven AND NOT had_id GROUP BY 1;
+
+DROP INDEX dlq_messages_unproven;
+
+CREATE INDEX dlq_messages_unproven ON dlq_messages (substr(identity, 1, 24), full_digest) WHERE NOT ack_proven;
+
+UPDATE dlqbatch_version SET version_num='0003' WHERE dlqbatch_version.version_num = '0002';
+
 COMMIT;

@@ -83,7 +83,7 @@ class Side:
                 return taken
             taken.append(_message(method, properties, body))
 
-    def wait(self, until: Callable[[], object], seconds: float = 20.0) -> None:
+    def wait(self, until: Callable[[], object], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not until():
             assert time.monotonic() < deadline, "what was waited for did not come"

@@ -26,9 +26,15 @@ class SlowLink:
         self.paused = threading.Event()
         self._open = threading.Event()
         self._last_request = time.monotonic()
+        self._ends: tuple[socket.socket, ...] = ()
         self._threads = [threading.Thread(target=self._serve, daemon=True)]
 
     def go_on(self) -> None:
+        self._open.set()
+
+    def hang_up(self) -> None:
+        """The network is gone for both ends."""
+        _hang_up(*self._ends)
         self._open.set()
 
     def quiet_for(self, seconds: float) -> bool:
@@ -54,6 +60,7 @@ class SlowLink:
         with contextlib.suppress(OSError):
             program, _ = self._listener.accept()
             broker = socket.create_connection(self._target)
+            self._ends = (program, broker)
             upward = threading.Thread(target=self._forward, args=(program, broker), daemon=True)
             self._threads.append(upward)
             upward.start()

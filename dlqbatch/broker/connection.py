@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
+import math
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from pika.exceptions import (
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from dlqbatch import logs
+from dlqbatch.broker import trust
 from dlqbatch.broker.wire import Wire
 from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused, LoginRefused
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pika.channel import Channel
+    from tenacity import RetryCallState
 
 _log = logs.get(__name__)
 
@@ -54,6 +56,8 @@ class Access:
     tls_key_file: str | None = None
     tls_verify: bool = True
     name: str = "dlqbatch"
+    end_at: float = math.inf
+    """On the monotonic clock: when whoever uses the connection has to be done with it, closing included."""
 
 
 class NoAnswer(BrokerLost):
@@ -69,22 +73,40 @@ def connect(access: Access) -> Connection:
         retry=retry_if_exception(
             lambda error: isinstance(error, BrokerUnreachable) and not isinstance(error, LoginRefused)
         ),
-        before_sleep=lambda _: _log.info("the broker cannot be reached yet, trying again"),
+        before_sleep=_tell_once,
         reraise=True,
     )
     return attempts(_connect_to_any, access, deadline)
 
 
+def _tell_once(attempt: RetryCallState) -> None:
+    """Of the first attempt; the last one's error is for the caller to tell."""
+    error = attempt.outcome.exception() if attempt.outcome is not None else None
+    if attempt.attempt_number == 1 and isinstance(error, BrokerUnreachable):
+        _log.info("the broker cannot be reached yet, trying again", where=error.where, why=error.why)
+
+
 def _connect_to_any(access: Access, deadline: float) -> Connection:
-    last: BrokerUnreachable | None = None
+    failures: list[BrokerUnreachable] = []
     for tried, url in enumerate(access.urls):
         # One host that takes the connection and stays silent must leave time for the others.
         part = (deadline - time.monotonic()) / (len(access.urls) - tried)
         try:
-            return Connection(parameters(url, access, max(part, 0.5)))
+            return Connection(parameters(url, access, max(part, 0.5)), access.end_at)
         except BrokerUnreachable as error:
-            last = error
-    raise last or BrokerUnreachable("?", "no broker URL is set")
+            failures.append(error)
+    raise all_of(failures)
+
+
+def all_of(failures: Sequence[BrokerUnreachable]) -> BrokerUnreachable:
+    """What each address said; a refused login among them stays one: a node that is down changes nothing about it."""
+    if not failures:
+        return BrokerUnreachable("?", "no broker URL is set")
+    if len(failures) == 1:
+        return failures[0]
+    kind = LoginRefused if any(isinstance(failure, LoginRefused) for failure in failures) else BrokerUnreachable
+    why = "; ".join(f"{failure.where}: {failure.why}" for failure in failures)
+    return kind(f"any of {len(failures)} addresses", why)
 
 
 def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters:
@@ -92,12 +114,8 @@ def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters
     host = parts.hostname or "localhost"
     tls = None
     if parts.scheme == "amqps":
-        context = ssl.create_default_context(cafile=access.tls_ca_file)
-        if not access.tls_verify:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if access.tls_cert_file:
-            context.load_cert_chain(access.tls_cert_file, access.tls_key_file)
-        tls = SSLOptions(context, host)
+        files = access.tls_ca_file, access.tls_cert_file, access.tls_key_file
+        tls = SSLOptions(trust.context(*files, verify=access.tls_verify), host)
     return ConnectionParameters(
         host=host,
         port=parts.port or (5671 if tls else 5672),
@@ -113,7 +131,9 @@ def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters
 
 
 class Connection:
-    def __init__(self, parameters: ConnectionParameters) -> None:
+    def __init__(self, parameters: ConnectionParameters, end_at: float = math.inf) -> None:
+        """`end_at`, on the monotonic clock, bounds every wait, however long it might take by itself, and the close."""
+        self._end_at = end_at
         self._loop = IOLoop()
         self._opened: list[object] = []
         self._lost: list[BaseException] = []
@@ -168,10 +188,17 @@ class Connection:
         if self._lost:
             raise self._gone()
 
+    def end_by(self, end_at: float) -> None:
+        """Sooner than was said before; never later."""
+        self._end_at = min(self._end_at, end_at)
+
     def wait(self, until: Callable[[], object], what: str, seconds: float = _ANSWER_WITHIN) -> None:
         deadline = time.monotonic() + seconds
         while not until():
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > self._end_at:
+                raise NoAnswer(f"no answer to {what} before the time of the run was over")
+            if now > deadline:
                 raise NoAnswer(f"no answer to {what} within {seconds:.0f} s")
             self.step()
 
@@ -199,7 +226,7 @@ class Connection:
         """Close politely, or at least quickly; a loss at this point changes nothing any more."""
         if self._is_disposed:
             return
-        deadline = time.monotonic() + seconds
+        deadline = min(time.monotonic() + seconds, self._end_at)
         with suppress(AMQPError):
             self.wire.close()
         while not self._lost and time.monotonic() < deadline:

@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from dlqbatch import logs
-from dlqbatch.errors import ChannelRefused, TopologyMismatch, TopologyMissing
+from dlqbatch.errors import ChannelRefused, SettingsError, TopologyMismatch, TopologyMissing
+from dlqbatch.topology.model import CHANGING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from dlqbatch.broker.connection import Connection, Scratch
     from dlqbatch.topology.model import Topology
@@ -24,7 +25,12 @@ _INEQUIVALENT: Final = re.compile(
 )
 _CUT: Final = re.compile(r"inequivalent arg '(?P<argument>[^']+)' for (?P<kind>\w+) '(?P<name>.*)")
 """A refusal has at most 255 bytes: beside a long name there is no room for the values."""
-_TYPE: Final = re.compile(r" of queue type (?:rabbit_)?(?P<type>[a-z]+)")
+# Before these ends stand names, which anybody may choose; a text that was cut ends with dots.
+_TYPE: Final = re.compile(r" of queue type (?:rabbit_)?(?P<type>\w+?)(?:_queue)?\Z")
+_STREAM_ELSEWHERE: Final = re.compile(
+    r"\w+ - queue '.*' does not have a (?:running )?replica on the local node", re.DOTALL
+)
+"""Nothing but a stream is said to be only on other nodes; a get from it ends the connection all the same."""
 _VALUE: Final = re.compile(r"(?:the value )?'(?P<value>.*?)'(?: of type '\w+')?")
 
 
@@ -75,6 +81,19 @@ def existing(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
         with connection.scratch() as scratch, suppress(ChannelRefused):
             found[queue] = int(scratch.call("queue_declare", queue=queue, passive=True).message_count)
     return found
+
+
+def changing(connection: Connection) -> bool:
+    """Whether a delay is being changed, so that to declare anything would undo a step of it."""
+    with connection.scratch() as scratch:
+        try:
+            scratch.call("queue_declare", queue=CHANGING, passive=True)
+        except ChannelRefused as refused:
+            # From 4.3 on even looking takes some right: docs/permissions.md.
+            if refused.code == _NO_PERMISSION:
+                _log.warning("cannot see whether a delay is being changed", do=f"give read on {CHANGING}")
+            return False
+    return True
 
 
 def mismatch(refused: ChannelRefused) -> TopologyMismatch | None:
@@ -133,27 +152,51 @@ def _look_for(scratch: Scratch, kind: str, name: str) -> None:
 
 
 def quorum_queues(connection: Connection, queues: Iterable[str], *, otherwise: bool) -> frozenset[str]:
-    """Which of our queues are quorum queues: with a default queue type, what was declared need not say so.
+    """Which of our queues are quorum queues; `otherwise` is the answer where the broker does not say."""
+    return _quorum(_types(connection, queues), otherwise=otherwise)
 
-    No method asks for a queue's type, but the refusal of a consumer that only a stream could serve names it; declaring
-    the queue as another type would say the same only if no other argument differed. `otherwise` is the answer where
-    the broker does not say.
+
+def quorum_sources(connection: Connection, queues: Iterable[str], *, otherwise: bool) -> frozenset[str]:
+    """As `quorum_queues`, of queues that somebody has named; SettingsError if one is a stream.
+
+    A get from a stream ends the connection, and with it what is taken from every other queue.
     """
-    found = set()
+    types = _types(connection, queues)
+    streams = [queue for queue, kind in types.items() if kind == "stream"]
+    if streams:
+        raise SettingsError(
+            *(f"'{queue}' is a stream, and from a stream no message can be taken away" for queue in streams),
+            "nothing was looked at or moved; leave streams out of the queues that are named",
+        )
+    return _quorum(types, otherwise=otherwise)
+
+
+def _quorum(types: Mapping[str, str | None], *, otherwise: bool) -> frozenset[str]:
+    return frozenset(queue for queue, kind in types.items() if (otherwise if kind is None else kind == "quorum"))
+
+
+def _types(connection: Connection, queues: Iterable[str]) -> dict[str, str | None]:
+    """The type of each queue, None if the broker does not say: with a default type, what was declared need not tell.
+
+    No method asks for it, but the refusal of a consumer that only a stream can serve names it; declaring the queue as
+    another type would say the same only if no other argument differed.
+    """
+    found: dict[str, str | None] = {}
     for queue in queues:
         with connection.scratch() as scratch:
-            kind = None
             try:
                 scratch.call("basic_qos", prefetch_count=1)
                 scratch.call(
                     "basic_consume", queue=queue, on_message_callback=_ignore, arguments={"x-stream-offset": "next"}
                 )
             except ChannelRefused as refused:
-                kind = _TYPE.search(refused.text)
-            if otherwise if kind is None else kind["type"] == "quorum":
-                found.add(queue)
-    return frozenset(found)
+                told = _TYPE.search(refused.text)
+                is_elsewhere = _STREAM_ELSEWHERE.fullmatch(refused.text) is not None
+                found[queue] = "stream" if is_elsewhere else None if told is None else told["type"]
+            else:
+                found[queue] = "stream"
+    return found
 
 
 def _ignore(*_: object) -> None:
-    """Of a consumer that no broker is known to accept; what it might get goes back as its channel closes."""
+    """Of a consumer that only a stream accepts; what it might get is not taken away by that."""

@@ -8,7 +8,7 @@ cancelled in the right order, loses none.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from dlqbatch import logs
 from dlqbatch.broker import frames
@@ -28,10 +28,6 @@ _ROUND: Final = 32
 """Prefetches in one round; where memory allowed only a small one, the next round asks again."""
 _RESERVE: Final = 2
 """Messages that a round's consumer leaves: one for a probe, one for the get at its end."""
-_IDLE: Final = 0.01
-"""Seconds without a delivery after which a consumer's queue may be empty; a get then makes sure."""
-_SURELY_IDLE: Final = 0.2
-"""The same for a round whose one get was used up."""
 
 
 class Fetch(Protocol):
@@ -45,12 +41,17 @@ class Fetch(Protocol):
     @property
     def outstanding(self) -> int: ...
     @property
+    def ahead(self) -> int:
+        """How many wait to be acknowledged together with one that is not settled yet."""
+
+    @property
     def is_finished(self) -> bool: ...
     @property
     def is_waiting(self) -> bool:
         """It has asked for a message, and the broker has not answered."""
 
     def ask(self, room: int) -> None: ...
+    def acknowledge_each(self) -> None: ...
     def stop(self) -> None: ...
     def flush(self) -> None: ...
     def release(self) -> None: ...
@@ -115,6 +116,13 @@ class Consume(Receiving):
     at its close; and it says whether the queue is empty, which a consumer is never told.
     """
 
+    probes_after: ClassVar[float] = 0.01
+    """Seconds without a delivery after which the queue may be empty, or the broker slow: it is asked which."""
+    probes_at: ClassVar[int] = 0
+    """With at most so many ready a get makes sure. With more it would bring what comes after all that is on its way."""
+    gives_up_after: ClassVar[float] = 0.2
+    """The same for a round whose one get was used up, and for what is not settled before the next."""
+
     def __init__(
         self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None], spare: Spare
     ) -> None:
@@ -129,8 +137,14 @@ class Consume(Receiving):
         self._credited = 0
         """Acknowledgements sent in this round; each lets the broker deliver one more."""
         self._prefetch = 0
+        self._looking = False
+        self._looked = 0.0
         self._probing = False
         self._may_probe = False
+        self._probed = 0
+        """The tag of what a probe has got."""
+        self._before = 0
+        """The last tag before this round."""
         self._last_change = 0.0
         """When the broker last delivered something, or was last allowed to."""
 
@@ -155,14 +169,14 @@ class Consume(Receiving):
 
     def ask(self, room: int) -> None:
         """Go one step on, if there is one to go."""
-        # The last two are got one by one; a round only starts when its acknowledgements are all its own.
-        if self._state == "ready" and room > 0 and (self._settled == self.taken or self.limit - self.taken <= _RESERVE):
-            self._acknowledge(self._due)
+        # The last two are got one by one, at once.
+        if self._state == "ready" and room > 0 and (self.limit - self.taken <= _RESERVE or self._has_waited()):
+            self._acknowledge_settled()
             self._start_round(room)
         elif self._state == "consuming" and not self._probing:
             self._continue_round()
-        elif self._state == "cancelled" and self._settled == self.taken:
-            self._acknowledge(self._due)
+        elif self._state == "cancelled" and self._has_waited():
+            self._acknowledge_settled()
             self._get_one()
 
     def stop(self) -> None:
@@ -177,9 +191,25 @@ class Consume(Receiving):
         allowed = self._quota - self._prefetch - self._credited
         batch = min(self._due, allowed)
         if batch > 0 and (batch == allowed or batch >= self._prefetch // 8):
-            self._credited += batch
             self._last_change = time.monotonic()
+            self._credited += batch - self._strangers(batch)
             self._acknowledge(batch)
+
+    def _strangers(self, batch: int) -> int:
+        """How many of these were no deliveries to the consumer: to acknowledge one lets the broker deliver nothing."""
+        in_order = min(self._prefix - self._acked, batch)
+        singles = self._singles[: batch - in_order]
+        has_probed = self._acked < self._probed <= self._acked + in_order or self._probed in singles
+        return has_probed + sum(tag <= self._before for tag in singles)
+
+    def _has_waited(self) -> bool:
+        """All is settled; or something is so late that the others do not wait for it any longer."""
+        return self._settled == self.taken or time.monotonic() - self._last_change > self.gives_up_after
+
+    def _acknowledge_settled(self) -> None:
+        if self._settled < self.taken:
+            self.acknowledge_each()
+        self._acknowledge(self._due)
 
     def _start_round(self, room: int) -> None:
         self._quota = self.limit - self.taken - _RESERVE
@@ -189,8 +219,10 @@ class Consume(Receiving):
             return
         self._prefetch = min(PREFETCH, self._quota, room)
         self._quota = min(self._quota, self._prefetch * _ROUND)
-        self._delivered = self._credited = 0
+        self._delivered = self._credited = self._probed = 0
+        self._before = self.taken
         self._may_probe = True
+        self._looked = 0.0
         # A quorum queue remembers a consumer as long as messages of its are held. Another one of the same name would be
         # sent what the broker takes for missing, and RabbitMQ 3.10 breaks down over that.
         self._rounds += 1
@@ -204,16 +236,18 @@ class Consume(Receiving):
     def _continue_round(self) -> None:
         all_settled = self._settled == self.taken
         if not self.outstanding:
-            # With everything settled, the prefetch is used up by messages that stay.
-            if self._delivered >= self._quota or self._stopping or all_settled:
+            # With everything settled, the prefetch is used up by messages that stay; or one of it is never confirmed.
+            if self._delivered >= self._quota or self._stopping or self._has_waited():
                 self._cancel()
         elif all_settled or self._stopping:
-            quiet = time.monotonic() - self._last_change
-            if self._may_probe and quiet > _IDLE:
-                self._may_probe, self._probing = False, True
-                self._wire.put(frames.get(self._number, self.queue))
-            elif quiet > _SURELY_IDLE:
+            now = time.monotonic()
+            if self._looking:
+                return
+            if now - self._last_change > self.gives_up_after:
                 self._cancel()
+            elif self._may_probe and now - max(self._last_change, self._looked) > self.probes_after:
+                self._looking = True
+                self._wire.put(frames.look(self._number, self.queue))
 
     def _cancel(self) -> None:
         self._state = "cancelling"
@@ -233,6 +267,8 @@ class Consume(Receiving):
             self._answered(is_empty=False)
         elif method == frames.GET_EMPTY:
             self._answered(is_empty=True)
+        elif method == frames.DECLARE_OK and self._looking:
+            self._looked_at(*frames.message_count(buffer, position + 1 + buffer[position]))
         elif method in {frames.CANCEL_OK, frames.CANCEL}:
             # The broker cancels by itself when the queue is deleted.
             self._state = "cancelled"
@@ -240,10 +276,18 @@ class Consume(Receiving):
             return method in {frames.CONSUME_OK, frames.QOS_OK}
         return True
 
+    def _looked_at(self, ready: int) -> None:
+        self._looking, self._looked = False, time.monotonic()
+        if ready <= self.probes_at and self._state == "consuming":
+            self._may_probe, self._probing = False, True
+            self._wire.put(frames.get(self._number, self.queue))
+
     def _answered(self, *, is_empty: bool) -> None:
+        self._last_change = time.monotonic()
         if self._probing:
             self._probing = False
-            self._last_change = time.monotonic()
+            if not is_empty:
+                self._probed = self.taken  # tags count from one
             # The probe went behind our acknowledgements, and what they had assigned is sent before a cancel is read.
             if is_empty and self._state == "consuming":
                 self._cancel()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dlqbatch.message.table import to_bytes, to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 METHOD, HEADER, BODY = 1, 2, 3
 
@@ -19,25 +22,43 @@ CONSUME_OK: Final = 60 << 16 | 21
 CANCEL: Final = 60 << 16 | 30
 CANCEL_OK: Final = 60 << 16 | 31
 QOS_OK: Final = 60 << 16 | 11
+DECLARE_OK: Final = 50 << 16 | 11
 
 method_id: Final = Struct(">I").unpack_from
 message_count: Final = Struct(">I").unpack_from
 delivery_tag: Final = Struct(">Q").unpack_from
 _BODY_SIZE: Final = Struct(">Q").unpack_from
+_FRAME_START: Final = Struct(">BHI")
+_CONTENT_START: Final = Struct(">BHIHHQ")
 
 _END: Final = b"\xce"
-_FRAME: Final = Struct(">BHI").pack
+_END_MARK: Final = _END[0]
+_FRAME: Final = _FRAME_START.pack
 _METHOD: Final = Struct(">BHIHH").pack
 _SETTLE: Final = Struct(">BHIHHQBB").pack
-_CONTENT: Final = Struct(">BHIHHQ").pack
+_CONTENT: Final = _CONTENT_START.pack
 _PROPERTIES_AT: Final = 12
 """Class, weight and body size stand before the properties in a content header."""
+SHORTEST_METHOD: Final = 4
+SHORTEST_HEADER: Final = _PROPERTIES_AT + 2
+"""Bytes of a content header without any property: its flags are there all the same."""
 FRAME_OVERHEAD: Final = 8
+_BEFORE_PAYLOAD: Final = _FRAME_START.size
+_BEFORE_PROPERTIES: Final = _CONTENT_START.size
+_READ_FRAME: Final = _FRAME_START.unpack_from
+_READ_CONTENT: Final = _CONTENT_START.unpack_from
 
 
 def get(channel: int, queue: str) -> bytes:
     name = to_bytes(queue)
     return b"%b\x00\x00%c%b\x00\xce" % (_METHOD(METHOD, channel, 8 + len(name), 60, 70), len(name), name)
+
+
+def look(channel: int, queue: str) -> bytes:
+    """A passive declaration: how many are ready, and nothing is taken."""
+    name = to_bytes(queue)
+    start = _METHOD(METHOD, channel, 12 + len(name), 50, 10)
+    return b"%b\x00\x00%c%b\x01\x00\x00\x00\x00\xce" % (start, len(name), name)
 
 
 def qos(channel: int, prefetch: int) -> bytes:
@@ -76,9 +97,14 @@ def publish(channel: int, exchange: str, key: str) -> bytes:
     )
 
 
-def content_header(channel: int, body_size: int, properties: bytes) -> bytes:
-    size = _PROPERTIES_AT + len(properties)
-    return b"%b%b\xce" % (_CONTENT(HEADER, channel, size, 60, 0, body_size), properties)
+def content(channel: int, method: bytes, body_size: int, properties: bytes, chunks: Sequence[bytes]) -> bytes:
+    """All frames of a message: its method, encoded already, its header, its body in as many frames as it came in."""
+    header = _CONTENT(HEADER, channel, _PROPERTIES_AT + len(properties), 60, 0, body_size)
+    if len(chunks) == 1:
+        # As nearly every message; one joining of bytes in place of two.
+        chunk = chunks[0]
+        return b"".join((method, header, properties, _END, _FRAME(BODY, channel, len(chunk) - 1), chunk))
+    return b"".join((method, header, properties, _END, *(body(channel, chunk) for chunk in chunks)))
 
 
 def body(channel: int, chunk: bytes) -> bytes:
@@ -94,6 +120,24 @@ def properties_limit(frame_max: int) -> int:
 def read_content_header(buffer: bytes, start: int, end: int) -> tuple[int, bytes]:
     """Body size and properties."""
     return _BODY_SIZE(buffer, start + 4)[0], buffer[start + _PROPERTIES_AT : end]
+
+
+def read_content(buffer: bytes, position: int, channel: int) -> tuple[bytes, bytes, int] | None:
+    """Properties and body (with its end mark) of the message whose header frame stands here, and where it ends.
+
+    None unless all of it is here, in a single body frame; that is how nearly every message arrives.
+    """
+    if position + _BEFORE_PROPERTIES > len(buffer):
+        return None
+    kind, number, size, _, _, body_size = _READ_CONTENT(buffer, position)
+    after_header = position + FRAME_OVERHEAD + size
+    body_at = after_header + _BEFORE_PAYLOAD
+    after = body_at + body_size + 1
+    if kind != HEADER or number != channel or after > len(buffer):
+        return None
+    if _READ_FRAME(buffer, after_header) != (BODY, channel, body_size) or buffer[after - 1] != _END_MARK:
+        return None
+    return buffer[position + _BEFORE_PROPERTIES : after_header - 1], buffer[body_at:after], after
 
 
 def read_short_string(buffer: bytes, position: int) -> tuple[str, int]:

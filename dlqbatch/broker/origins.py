@@ -8,12 +8,15 @@ from pika import BasicProperties
 
 from dlqbatch import logs
 from dlqbatch.broker.connection import NoAnswer
+from dlqbatch.broker.publisher import is_of_one_key
 from dlqbatch.errors import ChannelRefused
 from dlqbatch.message.delivery import Route
 from dlqbatch.message.returns import return_exchange
 from dlqbatch.message.table import LONGEST_NAME, to_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dlqbatch.broker.connection import Connection, Scratch
     from dlqbatch.message.envelope import Origin
 
@@ -41,11 +44,12 @@ class Origins:
     def __init__(self, connection: Connection, *, touch: bool = True) -> None:
         self._connection = connection
         self._touch = touch
-        """Make return exchanges; a dry run only looks whether the origin is there."""
+        """Make return exchanges; a dry run only looks whether the origin is there, and what we may do."""
         self._ways: dict[str, _Way] = {}
         self._gone: set[str] = set()
         self._failed: set[str] = set()
-        self._writable: dict[str, bool] = {}
+        self._probed: dict[str, ChannelRefused] = {}
+        self._unwritable: frozenset[str] = frozenset()
         self.warnings: dict[str, None] = {}
 
     def route(self, origin: Origin) -> Route | None:
@@ -86,14 +90,31 @@ class Origins:
                 self._failed.add(place)
                 _log.warning("origin cannot be checked", place=place, why=str(error))
 
+    def unwritable(self, exchanges: Iterable[str]) -> frozenset[str]:
+        """Those that take nothing from us. To learn that from a message would double what is under way beside it."""
+        with self._connection.scratch() as scratch:
+            found = {exchange: self._why_not(exchange, scratch) for exchange in sorted(exchanges)}
+        refused = {exchange: why for exchange, why in found.items() if why is not None}
+        for exchange, why in refused.items():
+            name = f"the exchange '{exchange}'" if exchange else "the default exchange (amq.default)"
+            self.warnings[
+                f"{name} takes nothing from us, and what belongs there is left: give this login write permission on it "
+                f"(docs/permissions.md): {why.text}"
+            ] = None
+        self._unwritable = frozenset(refused)
+        return self._unwritable
+
+    def refuses(self, exchange: str) -> bool:
+        """It is one of those."""
+        return exchange in self._unwritable
+
     def _find(self, origin: Origin, scratch: Scratch) -> _Way:
         if origin.queue is None:
             return self._through_exchange(origin, scratch)
         exchange = return_exchange(origin.queue)
-        if not self._touch:
-            self._directly(origin.queue, scratch)
-            return _Way(exchange)
         try:
+            if not self._touch:
+                return self._foreseen(origin.queue, exchange, scratch)
             # First of all, so that nothing is made for a queue that is gone.
             scratch.call_later("queue_declare", queue=origin.queue, passive=True)
             scratch.call_later("exchange_declare", exchange=exchange, exchange_type="fanout", durable=True)
@@ -111,6 +132,14 @@ class Origins:
         ] = None
         return way
 
+    def _foreseen(self, queue: str, exchange: str, scratch: Scratch) -> _Way:
+        """As good as can be told without making it; whether we may make it cannot."""
+        scratch.call("queue_declare", queue=queue, passive=True)
+        why = self._why_not(exchange, scratch)
+        if why is not None and not why.is_gone:
+            raise why
+        return _Way(exchange)
+
     def _directly(self, queue: str, scratch: Scratch) -> _Way:
         try:
             scratch.call("queue_declare", queue=queue, passive=True)
@@ -118,7 +147,7 @@ class Origins:
             # An exclusive queue is there; only its own connection may ask for it.
             if error.code != _LOCKED:
                 raise
-        if self._touch and not self._may_write("", scratch):
+        if self._why_not("", scratch) is not None:
             raise ChannelRefused(_NO_PERMISSION, "no permission to write to the default exchange")
         return _Way("", queue)
 
@@ -127,21 +156,26 @@ class Origins:
         if not exchange:
             return self._directly(origin.key, scratch)
         scratch.call("exchange_declare", exchange=exchange, passive=True)
-        if self._touch and not self._may_write(exchange, scratch):
+        if self._why_not(exchange, scratch) is not None:
             raise ChannelRefused(_NO_PERMISSION, f"no permission to write to '{exchange}'")
         return _Way(exchange)
 
-    def _may_write(self, exchange: str, scratch: Scratch) -> bool:
-        """Learned from a publish that the broker must refuse before it routes it, on a channel of its own.
+    def _why_not(self, exchange: str, scratch: Scratch) -> ChannelRefused | None:
+        """What keeps us from writing there; learned from a publish that the broker must refuse before it routes it.
 
-        A refusal on the publishing channel would cost every publish that is under way there.
+        It goes out on a channel of its own: a refusal on the publishing channel would cost every publish that is under
+        way there.
         """
-        if exchange not in self._writable:
-            refused = scratch.provoke(
+        if exchange not in self._probed:
+            self._probed[exchange] = scratch.provoke(
                 "basic_publish", exchange=exchange, routing_key="", body=b"", properties=_NEVER_ACCEPTED
             )
-            self._writable[exchange] = refused.code == _PRECONDITION
-        return self._writable[exchange]
+        return _refusal(self._probed[exchange])
+
+
+def _refusal(answer: ChannelRefused) -> ChannelRefused | None:
+    """None if it is about the message; or about its key, by a topic permission: then the exchange itself is allowed."""
+    return None if answer.code == _PRECONDITION or is_of_one_key(answer.text) else answer
 
 
 _NEVER_ACCEPTED: Final = BasicProperties(expiration="not a number")

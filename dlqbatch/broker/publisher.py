@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
-from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dlqbatch import logs
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _NO_SUCH_EXCHANGE, _NO_PERMISSION = 404, 403
 _REFUSED: Final = "publish-refused"
+is_of_one_key: Final = re.compile(r"ACCESS_REFUSED - (?:\w+ )?access to topic '").match
+"""Whether a refusal holds for a single routing key; 4.3 says which access."""
 _log = logs.get(__name__)
 
 
@@ -37,20 +39,25 @@ class Outcome(Protocol):
 class Publisher:
     """One confirm channel, replaced when the broker closes it over a message it does not accept."""
 
-    def __init__(self, connection: Connection, outcome: Outcome, retain_bytes: int) -> None:
+    def __init__(
+        self, connection: Connection, outcome: Outcome, retain_bytes: int, refused: frozenset[str] = frozenset()
+    ) -> None:
         self._connection = connection
+        self._put = connection.wire.put
         self._outcome = outcome
         self._retain_bytes = retain_bytes
-        self._unconfirmed_bytes = 0
+        self._retained = 0
         self._careful = False
         self._pending: dict[int, tuple[Delivery, Publish]] = {}
         self._returned: set[int] = set()
         self._sequence = 0
+        self._first = 1
+        """All before it were answered by a confirm of many."""
         self._backlog: deque[tuple[Delivery, Publish]] = deque()
         """Waits until the channel is open and trusted again."""
         self._suspects: deque[tuple[Delivery, Publish]] = deque()
         """Was under way when the broker closed the channel."""
-        self._refused: set[str | Route] = set()
+        self._refused: set[str | Route] = set(refused)
         """Exchanges that take nothing from us, and single routes where a topic permission is missing."""
         self._methods: dict[tuple[str, str], bytes] = {}
         self._channel: Channel | None = None
@@ -63,13 +70,13 @@ class Publisher:
         return len(self._pending) + len(self._suspects) + len(self._backlog)
 
     @property
-    def outstanding_bytes(self) -> int:
-        return self._unconfirmed_bytes
+    def retained_bytes(self) -> int:
+        """Of bodies that are kept until their confirm, so that they could be sent again."""
+        return self._retained
 
     def send(self, delivery: Delivery, publish: Publish) -> None:
         """Exactly one call of the outcome answers each."""
-        route = publish.route
-        if self._is_refused(route):
+        if self._refused and self._is_refused(publish.route):
             self._outcome.unconfirmed(delivery, publish, _REFUSED)
         elif self._channel is None or self._careful:
             self._backlog.append((delivery, publish))
@@ -86,7 +93,7 @@ class Publisher:
         self._suspects.extend(self._pending.values())
         self._pending = {}
         self._returned.clear()
-        self._unconfirmed_bytes = 0
+        self._retained = 0
         self._careful = True
         self._open()
         while self._suspects:
@@ -132,7 +139,7 @@ class Publisher:
         channel.confirm_delivery(ack_nack_callback=lambda _: None, callback=selected.append)
         self._connection.wait(lambda: selected, "confirm.select")
         channel.add_on_close_callback(self._closed)
-        self._sequence = 0
+        self._sequence, self._first = 0, 1
         self._methods.clear()
         self._number: int = channel.channel_number
         self._channel = channel
@@ -149,16 +156,16 @@ class Publisher:
         if not self._pending:
             return
         delivery, publish = self._pending.popitem()[1]
-        self._unconfirmed_bytes = 0
+        self._retained = 0
         _log.warning(
             "the broker refuses a message", exchange=publish.route.exchange, key=publish.route.key, why=self._text
         )
         if self._code in (_NO_PERMISSION, _NO_SUCH_EXCHANGE):
-            self._refused.add(publish.route if "access to topic" in self._text else publish.route.exchange)
+            self._refused.add(publish.route if is_of_one_key(self._text) else publish.route.exchange)
         self._outcome.unconfirmed(delivery, publish, _REFUSED)
 
     def _is_refused(self, route: Route) -> bool:
-        return bool(self._refused) and (route.exchange in self._refused or route in self._refused)
+        return route.exchange in self._refused or route in self._refused
 
     def _emit(self, delivery: Delivery, publish: Publish) -> None:
         chunks = delivery.chunks
@@ -166,39 +173,47 @@ class Publisher:
             # Its body was let go to save memory; it stays where it is for the next run.
             self._outcome.unconfirmed(delivery, publish, "not-confirmed")
             return
-        number, wire = self._number, self._connection.wire
-        method = self._methods.get(publish.route)
-        if method is None:
-            if max(len(to_bytes(name)) for name in publish.route) > LONGEST_NAME:
-                self._outcome.unconfirmed(delivery, publish, _REFUSED)
-                return
-            if len(self._methods) > _METHODS_KEPT:
-                self._methods.clear()
-            method = self._methods[publish.route] = frames.publish(number, *publish.route)
-        self._sequence += 1
-        self._pending[self._sequence] = (delivery, publish)
-        wire.put(method + frames.content_header(number, delivery.body_size, publish.properties))
-        for chunk in chunks:
-            wire.put(frames.body(number, chunk))
-        self._unconfirmed_bytes += delivery.body_size
-        if self._unconfirmed_bytes > self._retain_bytes:
+        method = self._methods.get(publish.route) or self._method(publish.route)
+        if not method:
+            self._outcome.unconfirmed(delivery, publish, _REFUSED)
+            return
+        sequence, size = self._sequence + 1, delivery.body_size
+        self._sequence = sequence
+        self._pending[sequence] = (delivery, publish)
+        if size <= _JOINED:
+            self._put(frames.content(self._number, method, size, publish.properties, chunks))
+        else:
+            self._put(frames.content(self._number, method, size, publish.properties, ()))
+            for chunk in chunks:
+                self._put(frames.body(self._number, chunk))
+        if self._retained + size > self._retain_bytes:
             delivery.chunks = None
+        else:
+            self._retained += size
 
-    def _read(self, kind: int, buffer: bytes, start: int, end: int) -> bool:
+    def _method(self, route: Route) -> bytes:
+        """The encoded basic.publish; empty if no broker could take it."""
+        if max(len(to_bytes(name)) for name in route) > LONGEST_NAME:
+            return b""
+        if len(self._methods) > _METHODS_KEPT:
+            self._methods.clear()
+        method = self._methods[route] = frames.publish(self._number, *route)
+        return method
+
+    def _read(self, kind: int, buffer: bytes, start: int, end: int) -> int:
         if kind == frames.METHOD:
             method = frames.method_id(buffer, start)[0]
             if method == frames.CONFIRM_ACK:
                 self._settle(frames.delivery_tag(buffer, start + 4)[0], buffer[start + 12] & 1, taken=True)
-                return True
-            if method == frames.CONFIRM_NACK:
+            elif method == frames.CONFIRM_NACK:
                 self._settle(frames.delivery_tag(buffer, start + 4)[0], buffer[start + 12] & 1, taken=False)
-                return True
-            if method == frames.RETURN:
+            elif method == frames.RETURN:
                 self._returning = _route(buffer, start + 4)
-                return True
-            return False
+            else:
+                return 0
+            return end + 1
         if self._returning is None:
-            return False
+            return 0
         if kind == frames.HEADER:
             self._returning_left, properties = frames.read_content_header(buffer, start, end)
             self._mark_returned(self._returning, properties)
@@ -206,23 +221,26 @@ class Publisher:
             self._returning_left -= end - start
         if self._returning_left == 0:
             self._returning = None
-        return True
+        return end + 1
 
     def _settle(self, tag: int, multiple: int, *, taken: bool) -> None:
         if not multiple:
-            self._answer(tag, taken=taken)
+            self._answer(tag, taken)
             return
-        # Confirms come in multiples and out of order; what is pending is in the order it was sent.
-        for sequence in list(takewhile(lambda sequence: sequence <= tag, self._pending)):
-            self._answer(sequence, taken=taken)
+        # Confirms come in multiples and out of order: some of these may have been answered one by one.
+        last = min(tag, self._sequence)
+        for sequence in range(self._first, last + 1):
+            self._answer(sequence, taken)
+        self._first = max(self._first, last + 1)
 
-    def _answer(self, sequence: int, *, taken: bool) -> None:
+    def _answer(self, sequence: int, taken: bool) -> None:
         found = self._pending.pop(sequence, None)
         if found is None:
             return
         delivery, publish = found
-        self._unconfirmed_bytes -= delivery.body_size
-        if sequence in self._returned:
+        if delivery.chunks is not None:
+            self._retained -= delivery.body_size
+        if self._returned and sequence in self._returned:
             # An unroutable message is returned first and then confirmed.
             self._returned.discard(sequence)
             self._outcome.unroutable(delivery, publish)
@@ -243,6 +261,8 @@ class Publisher:
 
 
 _METHODS_KEPT: Final = 10_000
+_JOINED: Final = 16 * 1024
+"""Bytes of a body that is copied into one piece with its frames; a larger one is passed on as it came."""
 
 
 def _route(buffer: bytes, position: int) -> Route:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
+from typing import TYPE_CHECKING, Final
 
 from dlqbatch import logs
 from dlqbatch.broker import frames
 from dlqbatch.broker.connection import describe
+from dlqbatch.broker.wire import NOT_AMQP
+from dlqbatch.errors import BrokerLost
 from dlqbatch.message.delivery import Delivery
 
 if TYPE_CHECKING:
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
     from dlqbatch.broker.connection import Connection
 
 _log = logs.get(__name__)
+
+_LARGEST_BODY = 512 * 1024 * 1024
+"""Bytes; no setting of a broker allows more."""
+
+AHEAD: Final = 256
+"""Messages settled before an earlier one of their queue; with so many that one's confirm is not waited for any more."""
 
 
 class Spare:
@@ -47,6 +56,8 @@ class Receiving:
         self._deliver = deliver
         self._wire = connection.wire
         self._coming: Delivery | None = None
+        self._address, self._exchange, self._key = b"\x00\x00", "", ""
+        """Exchange and key of the message before, as bytes and as text: most often they are those of the next."""
         self._left = 0
         self._acked = 0
         self._prefix = 0
@@ -74,14 +85,13 @@ class Receiving:
                 self._ahead.discard(self._prefix)
         else:
             self._ahead.add(tag)
+            if len(self._ahead) >= AHEAD:
+                self.acknowledge_each()
 
-    def hold(self, tag: int) -> None:  # noqa: ARG002  (a receipt is always told which)
+    def hold(self, tag: int, reason: str | None) -> None:  # noqa: ARG002  (a receipt is always told which, and why)
         """The message stays with us until `release` puts it back."""
-        # A multiple ack cannot reach past a message that stays; from here on each is acknowledged on its own.
         self._settled += 1
-        self._singles.extend(self._ahead)
-        self._ahead.clear()
-        self._holding = True
+        self.acknowledge_each()
 
     def flush(self) -> None:
         """Send what acknowledgements are due."""
@@ -92,8 +102,7 @@ class Receiving:
         if self.lost is not None or self._closing:
             return
         self._closing = True
-        self._singles.extend(self._ahead)
-        self._ahead.clear()
+        self.acknowledge_each()
         self._acknowledge(self._due)
         self._wire.put(frames.requeue_all(self._number))
         self._wire.flush()
@@ -105,8 +114,19 @@ class Receiving:
         return bool(self._channel.is_closed)
 
     @property
+    def ahead(self) -> int:
+        """How many wait to be acknowledged together with one that is not settled yet."""
+        return len(self._ahead)
+
+    @property
     def _due(self) -> int:
         return self._prefix - self._acked + len(self._singles)
+
+    def acknowledge_each(self) -> None:
+        """From here on one by one: a multiple acknowledgement cannot reach past a message that stays."""
+        self._singles.extend(self._ahead)
+        self._ahead.clear()
+        self._holding = True
 
     def _acknowledge(self, most: int) -> None:
         if self.lost is not None:
@@ -128,12 +148,19 @@ class Receiving:
 
     def _begin(self, buffer: bytes, position: int) -> int:
         """Where the method goes on behind the routing key."""
-        tag = frames.delivery_tag(buffer, position)[0]
-        exchange, after = frames.read_short_string(buffer, position + 9)
-        key, end = frames.read_short_string(buffer, after)
-        self._coming = Delivery(self, tag, exchange, key, buffer[position + 8] == 1)
+        address = position + 9
+        try:
+            if not buffer.startswith(self._address, address):
+                self._exchange, after = frames.read_short_string(buffer, address)
+                self._key, end = frames.read_short_string(buffer, after)
+                self._address = buffer[address:end]
+            tag = frames.delivery_tag(buffer, position)[0]
+            redelivered = buffer[position + 8] == 1
+        except (IndexError, StructError) as error:
+            raise BrokerLost(f"{NOT_AMQP}: {type(error).__name__}") from error
+        self._coming = Delivery(self, tag, self._exchange, self._key, redelivered)
         self.taken += 1
-        return end
+        return address + len(self._address)
 
     def _got(self, buffer: bytes, position: int) -> None:
         """A message that was asked for by itself; behind it stands how many more are ready.
@@ -145,23 +172,48 @@ class Receiving:
         if self.taken >= self.limit and self._coming is not None and self._coming.redelivered:
             self.limit += self._spare.take(frames.message_count(buffer, end)[0])
 
-    def _read(self, kind: int, buffer: bytes, start: int, end: int) -> bool:
+    def _read(self, kind: int, buffer: bytes, start: int, end: int) -> int:
         if kind == frames.METHOD:
-            return self._method(frames.method_id(buffer, start)[0], buffer, start + 4)
+            if end - start < frames.SHORTEST_METHOD:
+                raise BrokerLost(f"{NOT_AMQP}: a method of {end - start} bytes")
+            if not self._method(frames.method_id(buffer, start)[0], buffer, start + 4):
+                return 0
+            return end + 1 if self._coming is None else self._read_content(self._coming, buffer, end + 1)
         coming = self._coming
         if coming is None:
-            return False
+            return 0
         if kind == frames.HEADER:
-            coming.body_size, coming.properties = frames.read_content_header(buffer, start, end)
-            self._left = coming.body_size
+            self._read_header(coming, buffer, start, end)
         else:
             coming.chunks.append(buffer[start : end + 1])  # type: ignore[union-attr]  # ours until it is handed on
             self._left -= end - start
+            if self._left < 0:
+                raise BrokerLost(f"{NOT_AMQP}: a message longer than it was said to be")
         if self._left == 0:
             self._coming = None
             if not self._closing:
                 self._deliver(coming)
-        return True
+        return end + 1
+
+    def _read_header(self, coming: Delivery, buffer: bytes, start: int, end: int) -> None:
+        if end - start < frames.SHORTEST_HEADER:
+            raise BrokerLost(f"{NOT_AMQP}: a content header of {end - start} bytes")
+        coming.body_size, coming.properties = frames.read_content_header(buffer, start, end)
+        self._left = coming.body_size
+        if coming.body_size > _LARGEST_BODY:
+            raise BrokerLost(f"{NOT_AMQP}: a message of {coming.body_size:,} bytes")
+
+    def _read_content(self, coming: Delivery, buffer: bytes, position: int) -> int:
+        """A message that is here whole is handed on at once; the frames of any other come one by one."""
+        content = frames.read_content(buffer, position, self._number)
+        if content is None:
+            return position
+        properties, chunk, position = content
+        coming.properties, coming.body_size, coming.chunks = properties, len(chunk) - 1, [chunk]
+        self._coming = None
+        if not self._closing:
+            self._deliver(coming)
+        return position
 
     def _method(self, method: int, buffer: bytes, position: int) -> bool:
         raise NotImplementedError

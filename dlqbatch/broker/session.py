@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dlqbatch.broker.connection import Connection
+    from dlqbatch.broker.offering import Source
     from dlqbatch.broker.origins import Origins
     from dlqbatch.message.delivery import Delivery, Instruction
 
@@ -37,6 +38,8 @@ class Session:
     """Those of our queues that are quorum queues."""
     notes: tuple[str, ...] = ()
     """What a reader of the report has to know beforehand."""
+    published_to: frozenset[str] = frozenset()
+    """Exchanges of ours that messages may go to, wherever they come from."""
 
     @property
     def login(self) -> bytes:
@@ -74,7 +77,12 @@ class Session:
         store: Store = stores_nothing,
     ) -> Tally:
         wanted = [Take(queue, limit, queue in self.quorum) for queue, limit in takes.items()]
-        return Transfer(self.connection, self.origins, handle, self.bounds, store).run(wanted, spare)
+        refused = self.origins.unwritable(self.published_to) if self.published_to else frozenset[str]()
+        return Transfer(self.connection, self.origins, handle, self.bounds, store, refused).run(wanted, spare)
+
+    def send(self, source: Source, handle: Callable[[Delivery], Instruction]) -> Tally:
+        """Publish what a source has, by the same engine that moves messages from queue to queue."""
+        return Transfer(self.connection, self.origins, handle, self.bounds).run((), source=source)
 
     def warnings(self) -> Sequence[str]:
         blocked = ["the broker takes no publishes: a memory or disk alarm"] if self.connection.blocked else []

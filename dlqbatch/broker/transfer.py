@@ -6,26 +6,31 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dlqbatch.broker.fetch import Consume, Fetch, Gets
+from dlqbatch.broker.offering import Offering
 from dlqbatch.broker.publisher import Publisher
-from dlqbatch.broker.receiving import Spare
+from dlqbatch.broker.receiving import AHEAD, Spare
 from dlqbatch.errors import BrokerLost, DlqbatchError
 from dlqbatch.message.delivery import AwaitOrigin, Delivery, Gather, Hold, Instruction, Publish
 
 if TYPE_CHECKING:
     from dlqbatch.broker.connection import Connection
+    from dlqbatch.broker.offering import Source
     from dlqbatch.message.envelope import Origin
 
 WINDOW: Final = 512
-"""Messages under way at once: asked for, taken, published."""
-MEMORY: Final = 16 * 1024 * 1024
-"""Bytes of bodies under way at once, unless a single one is larger."""
+"""Messages under way at once: asked for, taken, published, confirmed before one that came earlier."""
+MEMORY: Final = 28 * 1024 * 1024
+"""Bytes of bodies under way at once, unless one is larger; with fewer a large one costs the broker more."""
 _FIRST_GUESS: Final = 1024 * 1024
 """The size a body is taken to have before one was seen."""
 _SECOND_GUESS: Final = 32 * 1024
 """And after one was seen, unless that was larger."""
+
+_ahead = attrgetter("ahead")
 
 _BATCH: Final = 256
 """Messages that are stored in one transaction."""
@@ -58,6 +63,13 @@ class Bounds:
     """A signal has asked for the end."""
     progress: Callable[[int, int], None] = lambda _taken, _of: None
     """Told now and then how many were taken, and of how many."""
+    last_answers: float = 5.0
+    """Seconds after that in which the broker may still answer what ends a run; then its connection is dropped."""
+
+    @property
+    def end_at(self) -> float:
+        """When nothing is waited for any more."""
+        return self.stop_at + self.give_up_after + self.last_answers
 
 
 @dataclass(slots=True)
@@ -104,12 +116,15 @@ class Transfer:
         handle: Callable[[Delivery], Instruction],
         bounds: Bounds,
         store: Store = stores_nothing,
+        refused: frozenset[str] = frozenset(),
     ) -> None:
+        """`refused` are exchanges known to take nothing from us."""
         self.tally = Tally()
         self._connection = connection
         self._origins = origins
         self._handle = handle
         self._bounds = bounds
+        self._max_bytes = bounds.max_bytes
         self._fetches: list[Fetch] = []
         self._parked: defaultdict[Origin, list[Delivery]] = defaultdict(list)
         self._parked_bytes = 0
@@ -123,9 +138,9 @@ class Transfer:
         self._wanted = 0
         self._unanswered = 0
         """Messages taken that were neither counted nor put back yet."""
-        self._publisher = Publisher(connection, self, MEMORY)
+        self._publisher = Publisher(connection, self, MEMORY, refused)
 
-    def run(self, takes: Sequence[Take], spare: int = 0) -> Tally:
+    def run(self, takes: Sequence[Take], spare: int = 0, source: Source | None = None) -> Tally:
         """Every message taken is counted once, whatever happens; a lost connection is reported, not raised."""
         self._wanted = sum(take.limit for take in takes)
         shared = Spare(spare)
@@ -133,6 +148,8 @@ class Transfer:
             for take in takes:
                 kind = Consume if take.is_quorum else Gets
                 self._fetches.append(kind(self._connection, take.queue, take.limit, self._take, shared))
+            if source is not None:
+                self._fetches.append(Offering(source, self._connection.frame_max, self._take, self._fail))
             self._connection.wire.after_read = self._pump
             self._until_settled()
             self._finish()
@@ -159,6 +176,8 @@ class Transfer:
                 self._store_batch()
             self._pump()
             self._connection.wire.flush()
+        # Where connecting and reading the policy have used up the time, nothing has looked at it yet.
+        self._look_up()
 
     def _is_done(self) -> bool:
         return (
@@ -178,6 +197,7 @@ class Transfer:
         if not self._has_signal and self._bounds.stopped():
             self._has_signal = True
             self._give_up_at = min(self._give_up_at, time.monotonic() + self._bounds.give_up_after)
+            self._connection.end_by(self._give_up_at + self._bounds.last_answers)
             if is_taking:
                 self._stop("signal")
         elif is_taking and time.monotonic() >= self._bounds.stop_at:
@@ -192,32 +212,54 @@ class Transfer:
     def _pump(self) -> None:
         """Acknowledge what is due and ask for more, each queue a fair part of the room there is."""
         active = [fetch for fetch in self._fetches if not fetch.is_finished]
+        if sum(fetch.ahead for fetch in self._fetches) >= AHEAD:
+            # Each of several queues may wait for one message, so that together they would fill the window.
+            max(self._fetches, key=_ahead).acknowledge_each()
         room = self._room() // len(active) if active else 0
         for fetch in self._fetches:
             fetch.flush()
+        # However large it is, one message that is never confirmed leaves room for one of each queue.
+        has_room = self._unanswered <= 1
         for fetch in active:
-            fetch.ask(max(room, 1 if not self._unanswered and not fetch.outstanding else 0))
+            fetch.ask(max(room, 1 if has_room and not fetch.outstanding else 0))
 
     def _room(self) -> int:
         """How many more messages may be asked for within the window, the memory and the bound on bytes."""
         asked = sum(fetch.outstanding for fetch in self._fetches)
-        under_way = asked * self._expected_size + self._publisher.outstanding_bytes + self._parked_bytes
+        confirmed = sum(fetch.ahead for fetch in self._fetches)
+        under_way = asked * self._expected_size + self._publisher.retained_bytes + self._parked_bytes
         under_way += self._gathered_bytes
         memory = (MEMORY - under_way) / self._expected_size
         to_bound = (self._bounds.max_bytes - self.tally.bytes) / self._expected_size + 1 - asked
-        return max(int(min(WINDOW - asked - self._unanswered, memory, to_bound)), 0)
+        return max(int(min(WINDOW - asked - self._unanswered - confirmed, memory, to_bound)), 0)
 
     def _take(self, delivery: Delivery) -> None:
-        size = delivery.body_size
-        self.tally.got += 1
-        self.tally.bytes += size
+        size, tally = delivery.body_size, self.tally
+        tally.bytes += size
+        if tally.bytes >= self._max_bytes and self._is_beyond(delivery):
+            return
+        tally.got += 1
         self._unanswered += 1
-        # Falls slowly and rises at once: one large body makes room for more like it.
-        before = _SECOND_GUESS if self.tally.got == 1 else self._expected_size * 0.75
-        self._expected_size = max(size, before, 1024.0)
-        if self.tally.bytes >= self._bounds.max_bytes:
-            self._stop("bytes")
+        if size != self._expected_size:
+            # Falls slowly and rises at once: one large body makes room for more like it.
+            before = _SECOND_GUESS if tally.got == 1 else self._expected_size * 0.75
+            self._expected_size = max(size, before, 1024.0)
         self._follow(delivery)
+
+    def _is_beyond(self, delivery: Delivery) -> bool:
+        """At the bound on bytes: whether it was reached before, so that this one goes back at the end of the run."""
+        size = delivery.body_size
+        if self.tally.bytes - size >= self._max_bytes and isinstance(delivery.receipt, Gets):
+            # What a consumer brings is taken all the same: to put it back would cost it a delivery.
+            self.tally.bytes -= size
+            delivery.chunks = None
+            return True
+        if size < self._max_bytes:
+            self._stop("bytes")
+        else:
+            # It alone would end the run: only once it has moved, for one that is refused is met first by every run.
+            self.tally.bytes -= size
+        return False
 
     def _follow(self, delivery: Delivery) -> None:
         instruction = self._handle(delivery)
@@ -247,32 +289,39 @@ class Transfer:
     def _store_batch(self) -> None:
         """Commit first, acknowledge afterwards: a cut between the two stores a message twice, and loses none."""
         batch, self._gathered = self._gathered[:_BATCH], self._gathered[_BATCH:]
+        self._gathered_since = time.monotonic()
         self._gathered_bytes -= sum(delivery.body_size for delivery in batch)
         try:
             results = self._store(batch)
         except DlqbatchError as error:
-            self.tally.failure = error
-            for fetch in self._fetches:
-                fetch.stop()
+            self._fail(error)
             for delivery in (*batch, *self._gathered):
                 self._hold(delivery, Hold(LEFT, NOT_STORED))
             self._gathered, self._gathered_bytes = [], 0
             return
         for delivery, (counts_as, reason) in zip(batch, results, strict=True):
-            self._count(counts_as, reason)
+            self._count(delivery, counts_as, reason)
             delivery.receipt.settle(delivery.tag)
+
+    def _fail(self, error: DlqbatchError) -> None:
+        self.tally.failure = error
+        for fetch in self._fetches:
+            fetch.stop()
 
     def _hold(self, delivery: Delivery, hold: Hold) -> None:
         delivery.chunks = None
-        self._count(hold.counts_as, hold.reason)
-        delivery.receipt.hold(delivery.tag)
+        self._count(delivery, hold.counts_as, hold.reason)
+        delivery.receipt.hold(delivery.tag, hold.reason)
 
-    def _count(self, counts_as: str, reason: str | None) -> None:
+    def _count(self, delivery: Delivery, counts_as: str, reason: str | None) -> None:
         self._unanswered -= 1
         self.tally.results[counts_as, reason] += 1
+        if delivery.body_size >= self._max_bytes and counts_as != LEFT:
+            self.tally.bytes += delivery.body_size
+            self._stop("bytes")
 
     def confirmed(self, delivery: Delivery, publish: Publish) -> None:
-        self._count(publish.counts_as, publish.reason)
+        self._count(delivery, publish.counts_as, publish.reason)
         delivery.receipt.settle(delivery.tag)
 
     def unconfirmed(self, delivery: Delivery, publish: Publish, reason: str) -> None:  # noqa: ARG002  (part of the outcome)

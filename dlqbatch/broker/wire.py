@@ -7,6 +7,7 @@ them as offsets into what was read, and what is sent in answer to one read leave
 
 from __future__ import annotations
 
+from ssl import SSLSocket
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +15,18 @@ from pika.adapters.select_connection import SelectConnection
 from pika.exceptions import StreamLostError
 from pika.frame import decode_frame
 
+from dlqbatch.errors import BrokerLost
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from socket import socket
 
 _FRAME_HEADER: Final = Struct(">BHI").unpack_from
 _HEADER_SIZE: Final = 7
 _FRAME_END: Final = 0xCE
+_LONGEST_FRAME: Final = 16 * 1024 * 1024
+"""Far above what was agreed on, for a broker adds to headers. A length beyond that is a lie, and fills the memory."""
+NOT_AMQP: Final = "it sent what is not AMQP"
 _READ_SIZE: Final = 256 * 1024
 _JOIN_LIMIT: Final = 32 * 1024
 """Pieces up to this size are joined before they are written; larger ones would only be copied."""
@@ -30,8 +37,9 @@ _READ_ON: Final = 2 * 1024 * 1024
 
 class Wire(SelectConnection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self.busy: dict[int, Callable[[int, bytes, int, int], bool]] = {}
-        """Who reads a channel: given frame type, buffer, start and end of the payload; False leaves it to pika."""
+        self.busy: dict[int, Callable[[int, bytes, int, int], int]] = {}
+        """Who reads a channel: given frame type, buffer, start and end of the payload, it says where in the buffer what
+        it has read ends (it may read on, into its next frames); 0 leaves the frame to pika."""
         self.after_read: Callable[[], None] | None = None
         """Called once after all frames of one read were handled."""
         self.failure: BaseException | None = None
@@ -41,6 +49,8 @@ class Wire(SelectConnection):
         self._outbox: list[bytes] = []
         self._reading = True
         self._unsent = 0
+        self._socket: socket | None = None
+        """What may be written to without pika; over TLS nothing may."""
         super().__init__(*arguments, **options)
 
     def abort(self) -> None:
@@ -68,6 +78,14 @@ class Wire(SelectConnection):
         self._outbox = []
         if self.is_closed:
             return
+        if max(map(len, outbox)) <= _JOIN_LIMIT:
+            self._emit(outbox)
+        else:
+            self._emit_large(outbox)
+        if self._reading and self._get_write_buffer_size() > _STOP_READING:
+            self._pause_reading()
+
+    def _emit_large(self, outbox: list[bytes]) -> None:
         small: list[bytes] = []
         for piece in outbox:
             if len(piece) <= _JOIN_LIMIT:
@@ -77,18 +95,35 @@ class Wire(SelectConnection):
             self._emit([piece])
             small = []
         self._emit(small)
-        if self._reading and self._get_write_buffer_size() > _STOP_READING:
-            self._pause_reading()
 
     def _emit(self, pieces: list[bytes]) -> None:
         if pieces:
             data = b"".join(pieces) if len(pieces) > 1 else pieces[0]
             self.bytes_sent += len(data)
-            self._adapter_emit_data(data)
+            rest = self._send_at_once(data)
+            if rest:
+                self._adapter_emit_data(rest)
+
+    def _send_at_once(self, data: bytes) -> bytes:
+        """What the socket did not take.
+
+        pika waits for the loop to say that it can be written to, as it nearly always can: three system calls more, and
+        a turn of the loop in which the broker has nothing to do.
+        """
+        if self._socket is None or self._get_write_buffer_size():
+            return data
+        try:
+            sent = self._socket.send(data)
+        except OSError:
+            # Full or broken: pika finds out which, and does what is to be done.
+            return data
+        return data[sent:]
 
     def _proto_connection_made(self, transport: Any) -> None:
-        transport._MAX_RECV_BYTES = _READ_SIZE  # noqa: SLF001
-        transport._MAX_CONSUME_BYTES = _READ_SIZE  # noqa: SLF001
+        if not isinstance(transport._sock, SSLSocket):  # noqa: SLF001  (pika shows it nowhere)
+            self._socket = transport._sock  # noqa: SLF001  (the same)
+        transport._MAX_RECV_BYTES = _READ_SIZE  # noqa: SLF001  (pika offers no way to set it)
+        transport._MAX_CONSUME_BYTES = _READ_SIZE  # noqa: SLF001  (pika offers no way to set it)
         super()._proto_connection_made(transport)
 
     def _on_data_available(self, data_in: bytes) -> None:
@@ -115,18 +150,23 @@ class Wire(SelectConnection):
             start = position + _HEADER_SIZE
             end = start + length
             if end >= size and buffer[position : position + 4] != b"AMQP":
+                if length > _LONGEST_FRAME:
+                    raise BrokerLost(f"{NOT_AMQP}: a frame of {length:,} bytes")
                 wanted = _HEADER_SIZE + length + 1
                 break
             handler = busy.get(channel)
-            if handler is None or buffer[end] != _FRAME_END or not handler(kind, buffer, start, end):
-                count, frame = decode_frame(buffer[position : end + 1] if kind != b"A"[0] else buffer[position:])
-                end = position + count - 1
-                self.bytes_received += count
+            after = handler(kind, buffer, start, end) if handler is not None and buffer[end] == _FRAME_END else 0
+            if not after:
+                try:
+                    count, frame = decode_frame(buffer[position : end + 1] if kind != b"A"[0] else buffer[position:])
+                except Exception as error:
+                    raise BrokerLost(f"{NOT_AMQP}: {type(error).__name__}") from error
+                after = position + count
                 if frame is not None:
                     self._process_frame(frame)
-            else:
-                self.bytes_received += end + 1 - position
-            position = end + 1
+            position = after
+        # Once for a whole read: only the check for heartbeats asks, between two reads.
+        self.bytes_received += position
         rest = buffer[position:]
         self._unread = [rest] if rest else []
         self._unread_size = len(rest)
@@ -136,7 +176,7 @@ class Wire(SelectConnection):
         self._reading = False
         self._unsent = self._get_write_buffer_size()
         transport: Any = self._transport
-        transport._nbio.remove_reader(transport._sock.fileno())  # noqa: SLF001
+        transport._nbio.remove_reader(transport._sock.fileno())  # noqa: SLF001  (nor to stop reading)
         self._adapter_call_later(0.005, self._read_on)
 
     def _read_on(self) -> None:
@@ -152,4 +192,4 @@ class Wire(SelectConnection):
             self._adapter_call_later(0.005, self._read_on)
             return
         self._reading = True
-        transport._nbio.set_reader(transport._sock.fileno(), transport._on_socket_readable)  # noqa: SLF001
+        transport._nbio.set_reader(transport._sock.fileno(), transport._on_socket_readable)  # noqa: SLF001  (the same)

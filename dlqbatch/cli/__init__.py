@@ -2,30 +2,152 @@
 
 from __future__ import annotations
 
+import gc
+import io
+import os
+import select
+import signal
 import sys
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TextIO
+
+NOBODY_READS: Final = 141
+"""The exit code when stdout was closed early, as of every program that SIGPIPE ends."""
+INTERRUPTED: Final = 130
+_NOT_INSTALLED: Final = 2
+_GARBAGE: Final = 100_000
+"""Objects, before Python looks for garbage; a start makes nearly as many, all of them to stay."""
+_USUAL: Final = gc.get_threshold()
+
+
+def hasten() -> None:
+    """Let this process, which is all ours, start quickly; to be called before anything else is imported."""
+    gc.set_threshold(_GARBAGE)
+    # A plugin of pydantic would see every setting, passwords too; and looking for one reads what every installed
+    # package says of itself.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+
+def linger() -> None:
+    """The opposite, for a process that lives long: what connections leave behind is looked for as often as usual."""
+    gc.set_threshold(*_USUAL)
+
+
+def program() -> NoReturn:
+    """All that the process is for."""
+    code = main()
+    # What is left is Python's own end, where a signal would change the exit code of work that is done.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; without arguments, one run of the job that the settings name."""
+    hasten()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    out = sys.stdout
+    for stream in (out, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal or a file that is not UTF-8 gets an escape for what it cannot show.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(given)
+        out.flush()
+    except (BrokenPipeError, SystemExit) as error:
+        # The parser makes a SystemExit of a broken pipe.
+        if _is_unread(out):
+            return NOBODY_READS
+        if isinstance(error, SystemExit):
+            raise
+        return _unexpected(error, given)
+    # Else Python looks through all that was ever loaded for garbage as it ends: a tenth of a short run's time.
+    gc.freeze()
+    return code
+
+
+def _run(given: list[str]) -> int:
     try:
         if not given:
             # A cold start from cron or a container: the parser and its tables would double the time it takes.
-            from dlqbatch.cli.job import run_job  # noqa: PLC0415
+            from dlqbatch.cli.job import run_job  # noqa: PLC0415  (each way loads what it needs)
 
             return run_job(None)
-        from dlqbatch.cli.commands import run_command  # noqa: PLC0415
+        from dlqbatch.cli.commands import run_command  # noqa: PLC0415  (the same)
 
-        # `handler.py --json` is a drain as well, as `handler.py` alone is.
-        is_for_drain = given[0].startswith("-") and given[0] not in {"--help", "-h", "--version"}
-        return run_command(["drain", *given] if is_for_drain else given)
+        # `handler.py --json` runs the same job as `handler.py` alone.
+        names_no_job = given[0].startswith("-") and given[0] not in {"--help", "-h", "--version"}
+        return run_command([_job(given), *given] if names_no_job else given)
     except KeyboardInterrupt:
-        return 130
-    except Exception as error:  # noqa: BLE001  (the last to see it: logged with its trace, never with a password)
-        from dlqbatch.cli.failure import unexpected  # noqa: PLC0415
+        from dlqbatch.cli.failure import say  # noqa: PLC0415  (the same)
 
-        return unexpected(error, as_json="--json" in given)
+        say("KeyboardInterrupt", "interrupted", INTERRUPTED, as_json="--json" in given)
+        return INTERRUPTED
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "dlqbatch":
+            raise
+        return _not_installed(error.name, as_json="--json" in given)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001  (the last to see it: logged with its trace, never with a password)
+        return _unexpected(error, given)
+
+
+def _job(given: list[str]) -> str:
+    """The job that the settings name; which of them is wrong is said by the job itself, when it reads them all."""
+    from dlqbatch.errors import DlqbatchError  # noqa: PLC0415  (only for options without a job)
+    from dlqbatch.settings import load  # noqa: PLC0415  (the same)
+    from dlqbatch.settings.sources import CONFIG_VARIABLE  # noqa: PLC0415  (the same)
+
+    words = [part for word in given for part in _flag_and_value(word)]
+    environ, jobs = dict(os.environ), {}
+    for flag, value in pairwise(words):
+        if flag in {"-c", "--config"}:
+            environ[CONFIG_VARIABLE] = value
+        elif flag in {"-s", "--set"} and value.partition("=")[0].strip() == "job":
+            jobs["job"] = value.partition("=")[2]
+    try:
+        return load(jobs, environ).job
+    except DlqbatchError:
+        return "drain"
+
+
+def _flag_and_value(word: str) -> list[str]:
+    """As the parser takes them apart: --set=job=ingest and -sjob=ingest."""
+    if word.startswith("--"):
+        return word.split("=", 1)
+    return [word[:2], word[2:]] if word[:2] in {"-c", "-s"} and word[2:] else [word]
+
+
+def _unexpected(error: Exception, given: list[str]) -> int:
+    from dlqbatch.cli.failure import unexpected  # noqa: PLC0415  (the same)
+
+    return unexpected(error, as_json="--json" in given)
+
+
+def _not_installed(package: str, *, as_json: bool) -> int:
+    from dlqbatch.cli.failure import say  # noqa: PLC0415  (the same)
+
+    text = (
+        f"the package '{package}' is not installed for {sys.executable}. Nothing was done. Run "
+        "`pip install -r requirements.txt` in an environment of your own, or scripts/demo and scripts/test, which make "
+        ".venv; then start `.venv/bin/python handler.py`."
+    )
+    say("ModuleNotFoundError", text, _NOT_INSTALLED, as_json=as_json)
+    return _NOT_INSTALLED
+
+
+def _is_unread(out: TextIO) -> bool:
+    """Whether nobody reads it any more; what is still to be written goes nowhere then, without a word."""
+    # A write that failed once need not fail again: the pipe itself is asked.
+    pipe = select.poll()
+    pipe.register(out, select.POLLOUT)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0)):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, out.fileno())
+    os.close(nowhere)
+    return True

@@ -35,6 +35,13 @@ Settings: TypeAlias = Annotated[
         help="Any setting of docs/settings.md, such as -s queue_type=quorum. Repeatable.",
     ),
 ]
+MaxMessages: TypeAlias = Annotated[
+    int | None, typer.Option(help="Take at most so many messages; else as the setting says.")
+]
+MaxBytes: TypeAlias = Annotated[
+    str | None, typer.Option(help="Stop taking after so many bytes of bodies, such as 64MiB.")
+]
+MaxSeconds: TypeAlias = Annotated[float | None, typer.Option(help="Take messages for at most so many seconds.")]
 
 
 def overrides(settings: list[str] | None, given: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -49,9 +56,18 @@ def overrides(settings: list[str] | None, given: Mapping[str, object] | None = N
     return found | {option: value for option, value in (given or {}).items() if value is not None}
 
 
-def configured(settings: list[str] | None, config: Path | None) -> configuration.Settings:
+def list_of(queues: list[str] | None) -> str | None:
+    """The queues of an argument as a setting has them."""
+    if queues is not None and not all(queue.strip() for queue in queues):
+        raise typer.BadParameter("a queue's name is empty; leave it out to take the queues that the setting names")
+    return ",".join(queues) if queues else None
+
+
+def configured(
+    settings: list[str] | None, config: Path | None, given: Mapping[str, object] | None = None
+) -> configuration.Settings:
     """The settings of a command that is no run."""
-    loaded = settings_from(overrides(settings), config)
+    loaded = settings_from(overrides(settings, given), config)
     for warning in loaded.warnings:
         logs.get(__name__).warning("settings", problem=warning)
     return loaded

@@ -6,8 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from dlqbatch import logs
-from dlqbatch.settings import load
+from dlqbatch.errors import DlqbatchError
+from dlqbatch.settings import load, secrets_of, stated_format
 from dlqbatch.settings.sources import CONFIG_VARIABLE
+from dlqbatch.wiring.secrets import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 def settings_from(given: Mapping[str, object], config: Path | None) -> Settings:
     """`given` is what the command line says of them; `config` goes before DLQBATCH_CONFIG."""
     environ = os.environ if config is None else {**os.environ, CONFIG_VARIABLE: str(config)}
-    settings = load(given, environ)
+    try:
+        settings = load(given, environ, secrets=fetch)
+    except DlqbatchError:
+        logs.configure(style=stated_format(given, environ))
+        raise
+    logs.hide(secrets_of(settings))
     logs.configure(settings.log_level, settings.log_format)
     return settings

@@ -6,15 +6,18 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from dlqbatch import wiring
 from dlqbatch.cli import table
 from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.printing import remark
 
 app = typer.Typer(help="The schema of the database.", no_args_is_help=True)
+
+_NONE: Final = "none"
 
 
 class Dialect(StrEnum):
@@ -32,25 +35,32 @@ def upgrade(
     url = loaded.database_url.get_secret_value()
     shown: dict[str, object] = {"database": str(loaded.database_url)}
     if dry_run:
-        before = migrate.current(url, connect_timeout=loaded.connect_timeout_seconds)
-        shown |= {"before": before, "after": "would be the newest"}
+        would = migrate.planned(url, connect_timeout=loaded.connect_timeout_seconds)
+        shown |= {"before": would.before, "after": would.after}
     else:
         if loaded.database_url_is_default:
             Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         done = migrate.upgrade(url, connect_timeout=loaded.connect_timeout_seconds)
         shown |= {"before": done.before, "after": done.after}
+    if not as_json:
+        shown["before"] = shown["before"] or _NONE
+        shown["done"] = _word(shown["before"] == shown["after"], dry_run=dry_run)
     table.show([shown], tuple(shown), as_json=as_json)
 
 
 @app.command()
 def current(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
-    """Show the schema's version; none before the first upgrade."""
+    """Show the schema's version, and the newest that there is; none before the first upgrade."""
     loaded = configured(settings, config)
-    version = wiring.migrations().current(
-        loaded.database_url.get_secret_value(), connect_timeout=loaded.connect_timeout_seconds
-    )
-    shown = {"database": str(loaded.database_url), "version": version}
+    migrate = wiring.migrations()
+    version = migrate.current(loaded.database_url.get_secret_value(), connect_timeout=loaded.connect_timeout_seconds)
+    newest = migrate.latest()
+    shown = {"database": str(loaded.database_url), "version": version, "newest": newest}
+    if not as_json:
+        shown["version"] = version or _NONE
     table.show([shown], tuple(shown), as_json=as_json)
+    if version is None or version < newest:
+        remark("`dlqbatch db upgrade` brings it up to date; --dry-run shows what that is")
 
 
 @app.command()
@@ -60,3 +70,9 @@ def sql(
     """Print everything that `upgrade` does to an empty database; it connects to none."""
     text = wiring.migrations().sql(dialect.value)
     sys.stdout.write(json.dumps({"dialect": dialect.value, "sql": text}) + "\n" if as_json else text)
+
+
+def _word(is_there: bool, *, dry_run: bool) -> str:
+    if is_there:
+        return "up to date already"
+    return "would be upgraded" if dry_run else "upgraded"

@@ -18,7 +18,8 @@ from dlqbatch.demo import drawing
 from dlqbatch.demo.scenario import PARTS, REAL_TTLS, SCALED_TTLS, Trail
 from dlqbatch.demo.stage import own_settings, perform
 from dlqbatch.errors import DlqbatchError
-from dlqbatch.settings import load
+from dlqbatch.settings import load, secrets_of
+from dlqbatch.wiring.secrets import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,7 +53,8 @@ def _play(
 ) -> Result:
     prefix = f"demo-{secrets.token_hex(3)}-"
     with TemporaryDirectory(prefix="dlqbatch-demo-") as folder:
-        settings = load({**overrides, **own_settings(prefix, Path(folder), ttls)})
+        settings = load({**overrides, **own_settings(prefix, Path(folder), ttls)}, secrets=fetch)
+        logs.hide(secrets_of(settings))
         # A line for every drain would bury what is drawn.
         logs.configure("warning" if settings.log_level == "info" else settings.log_level, settings.log_format)
         trails = [Trail(part) for part in PARTS]

@@ -69,7 +69,8 @@ def remove_event(
     """
     store = wiring.event_config(configured(settings, config))
     number = len([row for row in store.read() if row.name == name]) if dry_run else store.remove(name)
-    shown = {"event": name, "rows": number, "done": "would be removed" if dry_run else "removed"}
+    word = "would be removed" if dry_run else "removed"
+    shown = {"event": name, "rows": number, "done": word if number else "nothing: the table does not hold it"}
     table.show([shown], tuple(shown), as_json=as_json)
     raise typer.Exit(0 if number else _NOT_FOUND)
 

@@ -18,10 +18,13 @@ Event: TypeAlias = Annotated[str | None, typer.Option("--event", help="Of this e
 Origin: TypeAlias = Annotated[str | None, typer.Option("--origin", help="Failed in this queue.")]
 Since: TypeAlias = Annotated[
     str | None,
-    typer.Option("--since", "--start-date", metavar="TIME", help="Ingested then or later, such as 2030-06-01."),
+    typer.Option(
+        "--since", "--start-date", metavar="TIME", help="Ingested then or later; a date is its first instant."
+    ),
 ]
 Until: TypeAlias = Annotated[
-    str | None, typer.Option("--until", "--end-date", metavar="TIME", help="Ingested before that time.")
+    str | None,
+    typer.Option("--until", "--end-date", metavar="TIME", help="Ingested then or earlier; a date is its last instant."),
 ]
 Text: TypeAlias = Annotated[
     str | None, typer.Option("--text", help="This text anywhere in the failure, the reason or an id.")

@@ -7,10 +7,30 @@ from typing import Any
 from dlqbatch import logs, wiring
 from dlqbatch.errors import DlqbatchError, SettingsError
 from dlqbatch.runs.report import Report, count
-from dlqbatch.settings import load
+from dlqbatch.settings import Settings, load, secrets_of
+from dlqbatch.wiring.secrets import fetch
 
 
 def invoke(event: object, context: Any) -> dict[str, object]:
+    # Until the settings say how: the platform's own handler prints what it is given as it is.
+    logs.configure()
+    try:
+        return _invoked(event, context)
+    except DlqbatchError as error:
+        # The platform prints what is raised, and what it was raised from, as it is; only here is it made harmless.
+        error.args = (_harmless(str(error)),)
+        raise error from None
+    except Exception as error:  # noqa: BLE001  (the last to see it)
+        logs.get(__name__).error("unexpected error", failure=error)
+        text = _harmless(f"an unexpected error, {type(error).__name__}: {error}")
+        raise DlqbatchError(f"{text}. What was not settled is back in its queue.") from None
+
+
+def _harmless(text: str) -> str:
+    return "\n".join(map(logs.plain, logs.masked(text).splitlines()))
+
+
+def _invoked(event: object, context: Any) -> dict[str, object]:
     request = wiring.understand(event)
     if isinstance(request, wiring.Ignored):
         settings = load()
@@ -23,14 +43,26 @@ def invoke(event: object, context: Any) -> dict[str, object]:
     unknown = sorted(set(map(str, options)) - set(wiring.RUN_OPTIONS))
     if unknown or not isinstance(dry_run, bool):
         wrong = f"the event has unknown options: {', '.join(unknown)}" if unknown else "dry_run is not true or false"
-        raise SettingsError(logs.plain(f"{wrong}; a run understands: job, dry_run, {', '.join(wiring.RUN_OPTIONS)}"))
-    settings = load(options, given_by="event")
+        raise SettingsError(f"{wrong}; a run understands: job, dry_run, {', '.join(wiring.RUN_OPTIONS)}")
+
+    def read() -> Settings:
+        found = load(options, given_by="event", secrets=fetch)
+        logs.hide(secrets_of(found))
+        return found
+
+    settings = read()
     logs.configure(settings.log_level, settings.log_format)
     occasion = wiring.Occasion(dry_run=dry_run, seconds_left=_seconds_left(context))
-    report = wiring.run(request.job or settings.job, settings, occasion)
-    if report.outcome == "failed":
-        raise DlqbatchError(f"the run failed: {report.as_dict()}")
-    return report.as_dict()
+    job = settings.job if request.job is None else request.job
+    told: dict[str, object] = {"outcome": "failed"}  # of a run that raises, that is all there is to measure
+    try:
+        told = wiring.run(job, settings, occasion, read_again=read).as_dict()
+    finally:
+        if settings.metrics_namespace is not None and job in wiring.JOBS and not dry_run:
+            wiring.print_metrics(settings.metrics_namespace, job, told)
+    if told["outcome"] == "failed":
+        raise DlqbatchError(f"the run failed: {told}")
+    return told
 
 
 def _seconds_left(context: Any) -> float | None:

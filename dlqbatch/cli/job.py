@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from dlqbatch import logs, wiring
 from dlqbatch.cli.configuration import settings_from
-from dlqbatch.cli.failure import PARTIAL, failed
+from dlqbatch.cli.failure import PARTIAL, failed, tell_job
 from dlqbatch.cli.progress import Progress
+from dlqbatch.cli.watchdog import Watchdog
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.runs.report import LEFT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
     from types import FrameType
 
     from dlqbatch.runs.report import Report
+    from dlqbatch.settings import Settings
+
+_LONGEST_LINE: Final = 500
+_BY_QUEUE: Final = "queues"
+"""The details whose keys are names of queues, not of our own."""
+ONE_WISH: Final = 1.0
+"""Seconds in which SIGTERM twice is one: `timeout 60 dlqbatch …` sends it to the process, and to its group with it."""
 
 
 def run_job(
@@ -32,10 +43,18 @@ def run_job(
 ) -> int:
     """The exit code; `job` None is the one that the settings name."""
     progress = Progress()
-    occasion = wiring.Occasion(dry_run=dry_run, stopped=_on_signal(), progress=progress)
+    occasion = wiring.Occasion(dry_run=dry_run, stopped=on_signal(), progress=progress)
     try:
-        settings = settings_from(options or {}, config)
-        report = wiring.run(job or settings.job, settings, occasion)
+        read = partial(settings_from, options or {}, config)
+        settings = read()
+        tell_job(job or settings.job)
+        with Watchdog.of(settings, occasion.stopped, as_json=as_json) as watchdog:
+
+            def read_again() -> Settings:
+                watchdog.from_now()  # a run that is repeated has its whole time
+                return read()
+
+            report = wiring.run(job or settings.job, settings, occasion, read_again=read_again)
     except DlqbatchError as error:
         progress.end()
         return failed(error, as_json=as_json)
@@ -44,7 +63,7 @@ def run_job(
     return {"ok": 0, "partial": PARTIAL}.get(report.outcome, 1)
 
 
-def _on_signal() -> _Stop:
+def on_signal() -> _Stop:
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop.ask)
@@ -52,17 +71,30 @@ def _on_signal() -> _Stop:
 
 
 class _Stop:
-    """Asks for the end at the first signal; a second Ctrl-C ends at once."""
+    """Asks for the end at the first signal; a second one ends at once."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked_at: float | None = None
 
     def ask(self, number: int, _frame: FrameType | None) -> None:
-        self._asked = True
-        signal.signal(number, signal.SIG_DFL)
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+        elif number != signal.SIGTERM or now - self._asked_at > ONE_WISH:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def __call__(self) -> bool:
-        return self._asked
+        return self._asked_at is not None
+
+
+_LEFT_WHERE: Final = {
+    "drain": ("its queue", "docs/drain.md"),
+    "ingest": ("its queue", "docs/ingest.md"),
+    "lifecycle": ("the dead store", "docs/lifecycle.md"),
+    "retain": ("the dead store", "docs/retention.md"),
+    "replay": ("the dead store", "docs/replay.md"),
+}
 
 
 def show(report: Report, *, as_json: bool) -> None:
@@ -77,8 +109,11 @@ def show(report: Report, *, as_json: bool) -> None:
     for name, number in report.counts.items():
         if number or name == "got":
             sys.stdout.write(f"  {name.replace('_', ' '):<16}{number:>9}\n")
+    if report.reasons:
+        sys.stdout.write("  by reason\n")
     for reason, number in report.reasons.items():
         sys.stdout.write(f"    {reason:<20}{number:>9}\n")
+    _show_details(report.details)
     for line in report.preview:
         why = f" ({line['reason']})" if line["reason"] else ""
         text = f"{line['queue']}: {line['event']} from {line['origin']} -> {line['decision'].replace('_', ' ')}{why}"
@@ -86,7 +121,34 @@ def show(report: Report, *, as_json: bool) -> None:
     unlisted = report.counts["got"] - report.counts[LEFT] - len(report.preview)
     if report.preview and unlisted > 0:
         sys.stdout.write(f"  … and {unlisted:,} more\n")
-    if report.counts[LEFT] and not report.dry_run:
-        sys.stdout.write("  note: what was left is still in its queue; docs/drain.md tells what each reason asks for\n")
+    if report.counts.get(LEFT) and not report.dry_run and report.job in _LEFT_WHERE:
+        where, page = _LEFT_WHERE[report.job]
+        sys.stdout.write(f"  note: what was left is still in {where}; {page} tells what each reason asks for\n")
     for warning in report.warnings:
         sys.stdout.write(logs.plain(f"  note: {logs.masked(warning)}") + "\n")
+
+
+def _show_details(details: Mapping[str, object]) -> None:
+    """A name and a value on each line; a list of alerts or the like by its summaries; nothing that is empty."""
+    for name, value in details.items():
+        if isinstance(value, Mapping):
+            flat = {key: _on_one_line(item) for key, item in value.items() if not isinstance(item, list)}
+            for key, text in flat.items():
+                if text:
+                    shown = key if name == _BY_QUEUE else key.replace("_", " ")
+                    sys.stdout.write(logs.plain(f"  {shown:<24} {text}", _LONGEST_LINE) + "\n")
+            told: dict[object, str] = {}
+            for key, items in value.items():
+                for item in items if isinstance(items, list) else ():
+                    if isinstance(item, Mapping) and "summary" in item:
+                        told.setdefault(item["summary"], key)  # what has just fired is active too
+            lines = (logs.plain(f"  {key}: {summary}", _LONGEST_LINE) for summary, key in told.items())
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+        else:
+            sys.stdout.write(logs.plain(f"  {name.replace('_', ' '):<24} {value}", _LONGEST_LINE) + "\n")
+
+
+def _on_one_line(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_on_one_line(item)}" for key, item in value.items() if item)
+    return "" if value is None else str(value)

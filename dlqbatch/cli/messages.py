@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from dlqbatch import wiring
 from dlqbatch.cli import table, timeline
 from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.edit import edit
 from dlqbatch.cli.filters import (
     ROW_ID,
     Actor,
@@ -27,9 +27,12 @@ from dlqbatch.cli.filters import (
     person,
 )
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, remark, show_changes
+from dlqbatch.cli.replay import replay_messages
 from dlqbatch.logs import plain
 
-app = typer.Typer(help="Dead messages in the dead store: look at them, discard and restore them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Dead messages in the dead store: look at them, edit, replay, discard and restore them.", no_args_is_help=True
+)
 
 _LONGEST_SAMPLE: Final = 60
 
@@ -180,47 +183,7 @@ def show(
     if as_json:
         print_json(found.as_dict())
         return
-    record = found.record
-    known = {
-        "status": f"{record.status} since {timeline.time(record.status_since)} UTC",
-        "held by": record.lock_owner,
-        "lease until": timeline.time(record.lease_until),
-        "next retry": timeline.time(record.next_retry_at),
-        "strategy": record.strategy,
-        "identity": record.identity,
-        "parent": record.parent,
-        "message id": record.message_id,
-        "origin queue": record.origin_queue,
-        "origin exchange": record.origin_exchange,
-        "event": record.event,
-        "taken from": record.source_queue,
-        "group": record.fingerprint,
-        "reason": record.reason,
-        "error type": record.error_type,
-        "error": record.error_message,
-        "retries": f"{record.retry_count} before it died, {record.dlq_retry_count} from the store",
-        "priority": record.priority,
-        "tags": " ".join(map(str, record.tags)),
-        "source": record.source,
-        "replay plan": record.plan_id,
-        "system": dict(record.system_state),
-        "doubtful": "it may be here twice" if record.possible_duplicate else None,
-    }
-    print_lines([f"Message {record.id}"])
-    print_lines(timeline.facts(known, full=full))
-    print_lines(["", "Timeline (UTC)"])
-    print_lines("  " + line for line in timeline.timeline(found.story))
-    if record.error_stack:
-        print_lines(["", "Stack"])
-        print_lines(timeline.text(record.error_stack.splitlines(), full=full))
-    for title, values in (("Properties", found.readable.properties), ("Headers", found.readable.headers)):
-        if values:
-            print_lines(["", title])
-            print_lines(timeline.facts(values, full=full))
-    if not found.readable.is_whole:
-        print_lines(["", "Not all of its properties and headers could be read; --json holds their bytes."])
-    print_lines(["", f"Body ({record.body_size:,} bytes, {found.body_form})"])
-    print_lines(timeline.text(found.body_lines(), full=full))
+    print_lines(timeline.message(found, full=full))
 
 
 @app.command()
@@ -279,8 +242,8 @@ def discard(
     since: Since = None,
     until: Until = None,
     text: Text = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything that is not over yet; needs --yes.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without being asked.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Everything that is not over yet.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; a filter and --all need this.")] = False,
     actor: Actor = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -289,8 +252,8 @@ def discard(
 
     The exit code is 1 if none was changed, 3 if some were and some were not.
     """
-    if everything and not (yes or dry_run):
-        raise typer.BadParameter("to discard everything takes --yes too; --dry-run shows what it would be")
+    if not row_ids and not (yes or dry_run):
+        raise typer.BadParameter("to discard by a filter, or --all, takes --yes too; --dry-run shows what it would be")
     store = wiring.dead_store(configured(settings, config))
     filters = store.asked(
         statuses=statuses or (),
@@ -307,7 +270,6 @@ def discard(
         filters,
         actor=person(actor),
         reason=reason,
-        now=datetime.now(UTC),
         everything=everything,
         dry_run=dry_run,
     )
@@ -330,8 +292,12 @@ def restore(
     The exit code is 1 if none was changed, 3 if some were and some were not.
     """
     store = wiring.dead_store(configured(settings, config))
-    done = store.restore(row_ids, actor=person(actor), reason=reason, now=datetime.now(UTC), dry_run=dry_run)
+    done = store.restore(row_ids, actor=person(actor), reason=reason, dry_run=dry_run)
     show_changes(done, "restored", as_json=as_json)
+
+
+app.command()(edit)
+app.command("replay")(replay_messages)
 
 
 def _sample(error_type: str | None, message: str | None) -> str:

@@ -34,7 +34,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 class Change(Protocol):
     @property
-    def id(self) -> int: ...
+    def id(self) -> int | None: ...
     @property
     def before(self) -> str | None: ...
     @property
@@ -43,6 +43,8 @@ class Change(Protocol):
     def is_done(self) -> bool: ...
     @property
     def why(self) -> str: ...
+    @property
+    def asked(self) -> str | None: ...
 
 
 class Changes(Protocol):
@@ -66,10 +68,11 @@ def show_changes(done: Changes, word: str, *, as_json: bool) -> None:
         well = [one for one in done.changes if one.is_done]
         rows = [
             {
+                **({"asked": one.asked} if one.asked is not None else {}),
                 "id": one.id,
                 "before": one.before,
                 "after": one.after,
-                "done": told if one.is_done else f"no: {one.why}",
+                "done": ": ".join(filter(None, (told if one.is_done else "no", one.why))),
             }
             for one in [*well[:_MOST_SHOWN], *(one for one in done.changes if not one.is_done)]
         ]

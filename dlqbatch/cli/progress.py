@@ -1,4 +1,8 @@
-"""How far a run is, on one line of a terminal that is rewritten; elsewhere nothing."""
+"""How far a run is, on one line of a terminal that is rewritten; elsewhere nothing.
+
+Runs of the scheduler share its terminal as their stderr, and would write over one another. Their stdin is a pipe; that
+of a run by hand is the terminal too.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ _EVERY: Final = 0.5
 
 class Progress:
     def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty()
+        self._is_shown = sys.stderr.isatty() and sys.stdin is not None and sys.stdin.isatty()
         self._began = self._next = time.monotonic()
         self._next += _EVERY
         self._is_open = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer.main
 
-from dlqbatch.cli.commands import app
+from dlqbatch.cli.commands import application
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,8 @@ Without a command it is one run of the job that the settings name, which is `dra
 
 - What was asked for goes to stdout, logs go to stderr. With `--json` stdout holds one JSON value and nothing else, also
   after an error: `{"outcome": "failed", "error": {"type": …, "message": …}}`.
-- Logs are text on a terminal and JSON lines elsewhere (`dlqbatch.log-format`).
+- Logs are text on a terminal and JSON lines elsewhere (`dlqbatch.log-format`). The error that ends a command has
+  the same form: in JSON it is one line, `"event": "failed"`, with `job`, `error`, `exit_code` and `message`.
 - `-s OPTION=VALUE` sets any option of [settings.md](settings.md) for this one command.
   It stands after the command, and counts before every other source.
 - What is given on a command line is seen by every user of the machine (`ps`): passwords belong into the environment or
@@ -30,7 +31,7 @@ Without a command it is one run of the job that the settings name, which is `dra
 |---|---|
 | 0 | done |
 | 1 | failed: the broker refused, or what was named is not there |
-| 2 | usage or configuration is wrong; nothing was moved |
+| 2 | usage or configuration is wrong, or the database lacks our tables (`dlqbatch db upgrade`); nothing was moved |
 | 3 | partial: something was left in its queue |
 | 4 | the broker or the database cannot be reached |
 
@@ -39,7 +40,7 @@ This page is generated: `python -m dlqbatch.cli.reference > docs/cli.md`. A test
 
 
 def page() -> str:
-    return "\n".join([_HEAD, *_sections(typer.main.get_command(app), "dlqbatch")])
+    return "\n".join([_HEAD, *_sections(typer.main.get_command(application()), "dlqbatch")])
 
 
 def _sections(command: Any, path: str) -> Iterator[str]:

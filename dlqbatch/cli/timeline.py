@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dlqbatch.logs import plain
 
@@ -36,6 +36,68 @@ class Step(Protocol):
     def reason(self) -> str | None: ...
 
 
+class Shown(Protocol):
+    """A message with everything that is known of it, in the dead store or in a cold copy."""
+
+    @property
+    def record(self) -> Any: ...
+    @property
+    def story(self) -> Sequence[Step]: ...
+    @property
+    def readable(self) -> Any: ...
+    @property
+    def body_form(self) -> str: ...
+    def body_lines(self) -> Iterator[str]: ...
+
+
+def message(found: Shown, first: Mapping[str, object] | None = None, *, full: bool) -> Iterator[str]:
+    """The whole of it; `first` stands before what the record says."""
+    record, readable = found.record, found.readable
+    yield f"Message {record.id}"
+    yield from facts({**(first or {}), **_known(record)}, full=full)
+    yield from ("", "Timeline (UTC)")
+    yield from ("  " + line for line in timeline(found.story))
+    if record.error_stack:
+        yield from ("", "Stack")
+        yield from text(record.error_stack.splitlines(), full=full)
+    for title, held in (("Properties", readable.properties), ("Headers", readable.headers)):
+        if held:
+            yield from ("", title)
+            yield from values(held, full=full)
+    if not readable.is_whole:
+        yield from ("", "Not all of its properties and headers could be read; --json holds their bytes.")
+    yield from ("", f"Body ({record.body_size:,} bytes, {found.body_form})")
+    yield from text(found.body_lines(), full=full)
+
+
+def _known(record: Any) -> dict[str, object]:
+    return {
+        "status": f"{record.status} since {time(record.status_since)} UTC",
+        "held by": record.lock_owner,
+        "lease until": time(record.lease_until),
+        "next retry": time(record.next_retry_at),
+        "strategy": record.strategy,
+        "identity": record.identity,
+        "parent": record.parent,
+        "message id": record.message_id,
+        "origin queue": record.origin_queue,
+        "origin exchange": record.origin_exchange,
+        "event": record.event,
+        "taken from": record.source_queue,
+        "group": record.fingerprint,
+        "reason": record.reason,
+        "error type": record.error_type,
+        "error": record.error_message,
+        "retries": f"{record.retry_count} before it died, {record.dlq_retry_count} from the store",
+        "priority": record.priority,
+        "tags": " ".join(map(str, record.tags)),
+        "source": record.source,
+        "replay plan": record.plan_id,
+        "system": dict(record.system_state),
+        "doubtful": "it may be here twice" if record.possible_duplicate else None,
+    }
+
+
 def time(at: datetime | None) -> str:
     """Without a fraction, as UTC."""
     return at.strftime(_TIME) if at is not None else ""
@@ -63,14 +125,19 @@ def _span(length: timedelta) -> str:
 
 def facts(known: Mapping[str, object], *, full: bool) -> Iterator[str]:
     """A name and a value on each line; what is not known has none."""
-    shown = {plain(name): _cell(value, full=full) for name, value in known.items() if value not in (None, "", [], {})}
+    return values({name: value for name, value in known.items() if value not in (None, "", [], {})}, full=full)
+
+
+def values(held: Mapping[str, object], *, full: bool) -> Iterator[str]:
+    """All that a message holds: that a header is there is worth a line, even if nothing is in it."""
+    shown = {plain(name): _cell(value, full=full) for name, value in held.items()}
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
         yield f"  {name:{min(width, 32)}}  {value}"
 
 
 def _cell(value: object, *, full: bool) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
     return plain(text, None if full else _LONGEST_CELL)
 
 

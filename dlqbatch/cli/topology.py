@@ -1,44 +1,140 @@
-"""`dlqbatch topology`: what has to be on the broker."""
+"""`dlqbatch topology`: what has to be on the broker, and what is."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from dlqbatch import wiring
 from dlqbatch.cli import table
 from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.failure import PARTIAL, USAGE
+from dlqbatch.cli.printing import print_json, remark
+from dlqbatch.logs import plain
+from dlqbatch.settings.options import Entry
+from dlqbatch.settings.topologies import from_options
+from dlqbatch.topology.kinds import whole
 from dlqbatch.topology.ladder import demonstration as test_queues
+from dlqbatch.wiring import ladder_of
+from dlqbatch.wiring import topology as wiring
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlqbatch import settings as configuration
+    from dlqbatch.topology.kinds import Kind
+    from dlqbatch.topology.plan import Plan
 
 app = typer.Typer(help="Exchanges, queues and bindings on the broker.", no_args_is_help=True)
+
+_SIGNS: Final = {"to create": "+", "the same": " ", "different": "!", "not known": "?"}
+_REFUSED: Final = 1
+
+What: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="WHAT",
+        help="ladder, per-queue, pipeline, or the NAME of one in application.properties; without it all that is there.",
+    ),
+]
+Queue: TypeAlias = Annotated[
+    str | None, typer.Option(help="Describe a per-queue set or a pipeline here: its queue.", show_default=False)
+]
+Exchange: TypeAlias = Annotated[str | None, typer.Option(help="And its exchange.", show_default=False)]
+Type: TypeAlias = Annotated[
+    str | None, typer.Option("--type", help="And the type of its exchanges: topic or direct.", show_default=False)
+]
+Ttl: TypeAlias = Annotated[
+    str | None, typer.Option(help="And its delay, in milliseconds or such as 30s.", show_default=False)
+]
+Quorum: TypeAlias = Annotated[bool, typer.Option("--quorum", help="And that its queues are quorum queues.")]
+NoDelay: TypeAlias = Annotated[bool, typer.Option("--no-delay", help="And that it has no delay queue.")]
+
+
+@app.command()
+def plan(
+    what: What = None,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    queue: Queue = None,
+    exchange: Exchange = None,
+    exchange_type: Type = None,
+    ttl: Ttl = None,
+    quorum: Quorum = False,
+    no_delay: NoDelay = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what `apply` would do: what is to create, what is the same, and what differs; nothing is changed.
+
+    Exit code 0 if there is nothing to do, 3 if there is.
+    """
+    loaded = configured(settings, config)
+    kinds = _chosen(loaded, what, _described(queue, exchange, exchange_type, ttl, quorum, no_delay))
+    found = wiring.plan(loaded, kinds)
+    _show_plan(found.plan, as_json=as_json)
+    _hint_at_delays(found)
+    raise typer.Exit(0 if found.is_done else PARTIAL)
 
 
 @app.command()
 def apply(
+    what: What = None,
     settings: Settings = None,
     config: Config = None,
     *,
+    queue: Queue = None,
+    exchange: Exchange = None,
+    exchange_type: Type = None,
+    ttl: Ttl = None,
+    quorum: Quorum = False,
+    no_delay: NoDelay = False,
+    change_ttl: Annotated[
+        bool,
+        typer.Option(
+            "--change-ttl",
+            "--yes",
+            help="Change delays that differ. It waits for the old and the new delay; cut off, it can be run again.",
+        ),
+    ] = False,
     demonstration: Annotated[
         bool, typer.Option("--demonstration", help="Also the three test queues of the demo.")
     ] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Declare the ladder and list it; what is there already is left alone, and what differs is an error.
+    """Declare what is missing, and list it all; what differs is an error, unless it is a delay and --change-ttl is set.
 
-    With --dry-run it is only listed, without a look at the broker.
+    With --dry-run it is only listed, without a look at the broker; `topology plan` looks.
     """
     loaded = configured(settings, config)
-    ladder = wiring.ladder_of(loaded)
-    topology = ladder.topology() + test_queues(ladder) if demonstration else ladder.topology()
+    described = _described(queue, exchange, exchange_type, ttl, quorum, no_delay)
+    kinds = _chosen(loaded, what, described)
     if not dry_run:
-        wiring.apply_topology(loaded, with_demonstration=demonstration)
+        applied = wiring.apply(
+            loaded,
+            kinds,
+            change_ttl=change_ttl,
+            with_demonstration=demonstration,
+            told=lambda name, step: remark(f"{name}: {step}"),
+        )
+        if not applied.is_done:
+            _show_plan(applied.plan, as_json=as_json)
+            _hint_at_delays(applied)
+            raise typer.Exit(USAGE)
+    topology = whole(kinds)
+    if demonstration:
+        topology += test_queues(ladder_of(loaded))
     exchanges = [{"kind": "exchange", "name": one.name, "type": one.type} for one in topology.exchanges]
     queues = [{"kind": "queue", "name": one.name, "arguments": dict(one.arguments)} for one in topology.queues]
     bindings = [
         {"kind": "binding", "exchange": one.exchange, "key": one.key, "queue": one.queue} for one in topology.bindings
     ]
+    if described and what:
+        remark(
+            f"for `dlqbatch drain` to know of it, describe it in application.properties: {_lines(what[0], described)}"
+        )
     if as_json:
         table.show([*exchanges, *queues, *bindings], (), as_json=True)
         return
@@ -47,3 +143,127 @@ def apply(
     readable = [{**queue, "arguments": words} for queue, words in zip(queues, in_words, strict=True)]
     table.show(readable, ("kind", "name", "arguments"), as_json=False)
     table.show(bindings, ("kind", "exchange", "key", "queue"), as_json=False)
+
+
+@app.command()
+def export(
+    what: What = None,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    queue: Queue = None,
+    exchange: Exchange = None,
+    exchange_type: Type = None,
+    ttl: Ttl = None,
+    quorum: Quorum = False,
+    no_delay: NoDelay = False,
+    broker_version: Annotated[
+        str | None,
+        typer.Option(help="For a broker of this version, such as 3.13 or 4.1; else the broker is asked for its own."),
+    ] = None,
+    _as_json: AsJson = False,
+) -> None:
+    """Print definitions for the broker's own import (`rabbitmqctl import_definitions FILE`), as JSON."""
+    loaded = configured(settings, config)
+    kinds = _chosen(loaded, what, _described(queue, exchange, exchange_type, ttl, quorum, no_delay))
+    version = None
+    if broker_version is not None:
+        numbers = broker_version.split(".")
+        if not all(number.isascii() and number.isdecimal() for number in numbers):
+            raise typer.BadParameter("it is a version such as 3.13 or 4.1", param_hint="--broker-version")
+        version = tuple(int(number) for number in numbers)
+    print_json(wiring.export(loaded, kinds, version))
+
+
+@app.command()
+def delete(
+    what: What = None,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    queue: Queue = None,
+    exchange: Exchange = None,
+    exchange_type: Type = None,
+    ttl: Ttl = None,
+    quorum: Quorum = False,
+    no_delay: NoDelay = False,
+    with_messages: Annotated[
+        bool, typer.Option("--with-messages", help="Also queues that hold messages, which are lost.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what a topology has made, and the ways back to queues that are gone; nothing if any part is still in use.
+
+    What another topology of application.properties shares stays. Exit code 1 if something is in the way.
+    """
+    if not what:
+        raise typer.BadParameter("say what is to be deleted: a kind, or the NAME of a topology", param_hint="WHAT")
+    if not yes and not dry_run:
+        raise typer.BadParameter("it deletes queues: look with --dry-run, then add --yes", param_hint="--yes")
+    loaded = configured(settings, config)
+    kinds = _chosen(loaded, what, _described(queue, exchange, exchange_type, ttl, quorum, no_delay))
+    done = wiring.delete(loaded, kinds, with_messages=with_messages, dry_run=dry_run)
+    rows = [one.as_dict() for one in done]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        table.show(rows, ("kind", "name", "deleted", "why"), as_json=False)
+    in_the_way = sum(1 for one in done if one.why)
+    gone = sum(1 for one in done if one.is_gone)
+    if not as_json:
+        remark(f"{len(done) - in_the_way} would be deleted, {in_the_way} in the way" if dry_run else f"{gone} deleted")
+    raise typer.Exit((PARTIAL if gone else _REFUSED) if in_the_way else 0)
+
+
+def _described(
+    queue: str | None, exchange: str | None, exchange_type: str | None, ttl: str | None, quorum: bool, no_delay: bool
+) -> dict[str, Entry]:
+    given = {
+        "queue": ("--queue", queue),
+        "exchange": ("--exchange", exchange),
+        "exchange-type": ("--type", exchange_type),
+        "ttl": ("--ttl", ttl),
+        "queue-type": ("--quorum", "quorum" if quorum else None),
+        "delay": ("--no-delay", "false" if no_delay else None),
+    }
+    return {option: Entry(flag, "command line", value) for option, (flag, value) in given.items() if value is not None}
+
+
+def _chosen(
+    settings: configuration.Settings, what: Sequence[str] | None, described: dict[str, Entry]
+) -> tuple[Kind, ...]:
+    if not described:
+        return wiring.choose(settings, what or ())
+    if what not in (["per-queue"], ["pipeline"]):
+        flag = next(iter(described.values())).key
+        raise typer.BadParameter("it describes a `per-queue` set or a `pipeline`: say which of them", param_hint=flag)
+    for option in ("queue", "exchange") if what == ["per-queue"] else ("exchange",):
+        if option not in described:
+            raise typer.BadParameter(f"a {what[0]} needs it", param_hint=f"--{option}")
+    return (from_options(what[0], described, settings),)
+
+
+def _lines(kind: str, described: dict[str, Entry]) -> str:
+    pairs = {"kind": kind, **{option: str(entry.value) for option, entry in described.items()}}
+    return ", ".join(f"dlqbatch.topology.NAME.{option}={value}" for option, value in pairs.items())
+
+
+def _show_plan(found: Plan, *, as_json: bool) -> None:
+    if as_json:
+        print_json([item.as_dict() for item in found.items])
+        return
+    for item in found.items:
+        sys.stdout.write(plain(f"{_SIGNS[item.state]} {item.kind:<8} {item.name}  ({item.state})") + "\n")
+        for difference in item.differences:
+            text = f"    {difference.argument}: found {difference.found}, wanted {difference.wanted}"
+            sys.stdout.write(plain(text) + "\n")
+
+
+def _hint_at_delays(found: wiring.Applied) -> None:
+    if not found.is_done and found.delays:
+        remark(
+            f"the delay of {', '.join(found.delays)} is to be changed: `dlqbatch topology apply --change-ttl` empties "
+            "each queue first, which takes as long as the old and the new delay, and loses nothing"
+        )

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ALARM = "ALARM"
+_AROUND = (
+    *("version", "id", "detail-type", "source", "account", "time", "region", "resources", "detail"),
+    *("Records", "alarmData", "alarmArn", "accountId"),
+)
+"""What AWS puts into an event, which is no option of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +40,32 @@ def understand(event: object) -> Request | Ignored:
         return Request()
     if not isinstance(event, dict):
         raise SettingsError(f'the event is {type(event).__name__}, not an object; send {{}} or {{"job": "drain"}}')
-    if "Records" in event:
-        return _from_notification(event)
-    if "alarmData" in event:
-        alarm = _object(event["alarmData"])
-        return _from_alarm(alarm.get("alarmName"), _object(alarm.get("state")).get("value"))
-    if "detail-type" in event:
-        return _from_bus(event)
     options = dict(event)
     job = options.pop("job", None)
     if job is not None and not isinstance(job, str):
         raise SettingsError("the event's job is not a text")
-    return Request(job, options)
+    if job is not None and not job.strip():
+        raise SettingsError("the event's job is empty; name one, or leave it out for the one that the settings name")
+    if "Records" in event:
+        asked = _from_notification(event)
+    elif "alarmData" in event:
+        alarm = _object(event["alarmData"])
+        asked = _from_alarm(alarm.get("alarmName"), _object(alarm.get("state")).get("value"))
+    elif "detail-type" in event:
+        asked = _from_bus(event, is_ours=job is not None)
+    else:
+        return Request(job, options)
+    if job is None or isinstance(asked, Ignored):
+        return asked
+    return Request(job, {option: value for option, value in options.items() if option not in _AROUND})
 
 
-def _from_bus(event: Mapping[str, Any]) -> Request | Ignored:
+def _from_bus(event: Mapping[str, Any], *, is_ours: bool) -> Request | Ignored:
     kind, detail = event["detail-type"], _object(event.get("detail"))
-    if kind == "Scheduled Event":
-        return Request()
     if kind == "CloudWatch Alarm State Change":
         return _from_alarm(detail.get("alarmName"), _object(detail.get("state")).get("value"))
+    if kind == "Scheduled Event" or is_ours:
+        return Request()
     raise SettingsError(f"an event of the kind '{kind}' starts nothing here; a schedule or a CloudWatch alarm does")
 
 
@@ -64,7 +75,7 @@ def _from_notification(event: Mapping[str, Any]) -> Request | Ignored:
     sns = _object(_object(records[0]).get("Sns")) if isinstance(records, list) and records else {}
     try:
         message = _object(json.loads(sns.get("Message", "")))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         message = {}
     if "NewStateValue" not in message:
         raise SettingsError("the notification holds no CloudWatch alarm, and nothing else starts a run")

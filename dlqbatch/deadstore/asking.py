@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from dlqbatch.deadstore.messages import Filters, Place
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from dlqbatch.policy.lifecycle import Status
 
 LARGEST_ID: Final = 2**63 - 1
+_DAY: Final = re.compile(r"\d{4}-?\d{2}-?\d{2}|\d{4}-?W\d{2}(-?\d)?")
 
 
 class NotUnderstood(DlqbatchError):
@@ -30,6 +32,15 @@ def moment(text: str) -> datetime:
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, OverflowError):
         raise NotUnderstood(f"'{text}' is no time; write 2030-06-01 or 2030-06-01T12:00:00Z") from None
+
+
+def behind(end: str) -> datetime:
+    """The first instant that an end leaves out: a date is meant to its last instant, a time is still meant itself."""
+    last = moment(end)
+    try:
+        return last + (timedelta(days=1) if _DAY.fullmatch(end.strip()) else timedelta(microseconds=1))
+    except OverflowError:
+        raise NotUnderstood(f"'{end}' lies too far ahead") from None
 
 
 def asked(
@@ -55,7 +66,7 @@ def asked(
         origin=_as_shown(origin),
         statuses=tuple(dict.fromkeys(statuses)),
         since=moment(since) if since is not None else None,
-        until=moment(until) if until is not None else None,
+        until=behind(until) if until is not None else None,
         text=_as_shown(text),
     )
 

@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import bindparam, case, exists, func, insert, select, update
+from sqlalchemy import exists, func, literal, or_, select, text, true, update
+from sqlalchemy.dialects import postgresql, sqlite
 
-from dlqbatch.deadstore.engine import writing
-from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES
+from dlqbatch.deadstore import breakers
+from dlqbatch.deadstore.engine import reading, writing
+from dlqbatch.deadstore.given import among, given
+from dlqbatch.deadstore.tables import ATTEMPTS, IS_OPEN, MESSAGES
+from dlqbatch.policy.breaker import Limits
+from dlqbatch.policy.strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection, Engine, Row
 
+    from dlqbatch.deadstore.engine import Kept
     from dlqbatch.deadstore.record import Outcome
-    from dlqbatch.policy.strategy import Strategy
 
+_M: Final = MESSAGES.c
+_A: Final = ATTEMPTS.c
 LEASE: Final = timedelta(minutes=5)
-IS_SENT: Final = exists().where(
-    ATTEMPTS.c.message_id == MESSAGES.c.id, ATTEMPTS.c.closed_at.is_(None), ATTEMPTS.c.sent_at.is_not(None)
-)
+LIMITS: Final = Limits()
+IS_SENT: Final = exists().where(_A.message_id == _M.id, _A.closed_at.is_(None), _A.sent_at.is_not(None))
 """The row's open attempt was confirmed: it is under observation."""
+_NEARLY_WHOLE: Final = 0.9
+"""The part of a lease that is as good as all of it: to write it anew costs the database as much as the claim did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A row with an open attempt, and all that publishing it takes."""
+
+    row_id: int
+    attempt: int
+    to_queue: str | None
+    """Send it there and not to its origin."""
+    identity: str
+    parent: str | None
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
 
 
 def begin_attempts(
-    engine: Engine,
+    engine: Engine | Kept,
     tokens: Mapping[int, str],
     strategy: Strategy | None,
     worker: str,
@@ -36,42 +62,147 @@ def begin_attempts(
 ) -> dict[int, int]:
     """Attempt numbers by row id, committed, with a lease that starts anew: publish these rows and no others.
 
-    Left out are rows that another worker has taken over, and rows whose open attempt turned out to be sent.
+    Left out are rows that another worker has taken over, and rows whose open attempt turned out to be sent. The
+    strategy says when to try again if this attempt fails.
     """
     with writing(engine) as connection:
-        owned = _owned(connection, tokens)
-        numbers: dict[int, int] = {}
-        new = []
-        for row_id, (last, unsent) in _latest(connection, owned).items():
-            numbers[row_id] = unsent or last + 1
-            if not unsent:
-                new.append({"message_id": row_id, "number": last + 1})
-        if new:
-            connection.execute(insert(ATTEMPTS).values(strategy=strategy, worker=worker, created_at=at), new)
-        if numbers:
-            connection.execute(
-                update(MESSAGES).where(MESSAGES.c.id.in_(numbers)).values(lease_until=at + lease, updated_at=at)
-            )
+        return begin(connection, tokens, dict.fromkeys(tokens, strategy), worker, at, lease)
+
+
+def begin(
+    connection: Connection,
+    tokens: Mapping[int, str],
+    strategies: Mapping[int, Strategy | None],
+    worker: str,
+    at: datetime,
+    lease: timedelta,
+) -> dict[int, int]:
+    """As `begin_attempts`, in the caller's transaction, each row by a strategy of its own."""
+    numbers = begin_locked(connection, _owned(connection, tokens), strategies, worker, at)
+    for strategy, row_ids in _by(strategies, numbers).items():
+        _hold_on(connection, row_ids, strategy, at, lease)
     return numbers
 
 
-def mark_sent(engine: Engine, numbers: Mapping[int, int], at: datetime) -> None:
+def begin_locked(
+    connection: Connection,
+    row_ids: Iterable[int],
+    strategies: Mapping[int, Strategy | None],
+    worker: str,
+    at: datetime,
+) -> dict[int, int]:
+    """As `begin`, of rows that this transaction has locked and found to be the caller's; their leases stay."""
+    ids = list(row_ids)
+    if not ids:
+        return {}
+    begun = _add(connection, {row_id: strategies[row_id] for row_id in ids}, worker, at)
+    if len(begun) < len(ids):
+        unsent = select(_A.message_id, _A.number).where(_A.closed_at.is_(None), _A.sent_at.is_(None))
+        found = connection.execute(unsent.where(among(connection, _A.message_id, set(ids) - begun.keys())))
+        begun |= {row.message_id: row.number for row in found}
+    return {row_id: begun[row_id] for row_id in ids if row_id in begun}
+
+
+def _add(
+    connection: Connection, strategies: Mapping[int, Strategy | None], worker: str, at: datetime
+) -> dict[int, int]:
+    """New attempts, of rows that have none that is open."""
+    listed = given(connection, {_A.message_id: list(strategies), _A.strategy: list(strategies.values())})
+    # Asked for each row: of a table that was empty a moment ago the plan would be to read all of it, every time.
+    earlier = ATTEMPTS.alias()
+    last = select(func.max(earlier.c.number)).where(earlier.c.message_id == listed.c.message_id).scalar_subquery()
+    rows = select(
+        *listed.c, func.coalesce(last, 0) + 1, literal(worker, _A.worker.type), literal(at, _A.created_at.type)
+    ).where(true())  # or SQLite takes the ON of the conflict for that of a join
+    kind = postgresql if connection.dialect.name == "postgresql" else sqlite
+    adding = kind.insert(ATTEMPTS).from_select(["message_id", "strategy", "number", "worker", "created_at"], rows)
+    adding = adding.on_conflict_do_nothing(index_elements=[_A.message_id], index_where=text(IS_OPEN))
+    found = connection.execute(adding.returning(_A.message_id, _A.number))
+    return {row.message_id: row.number for row in found}
+
+
+def _by(strategies: Mapping[int, Strategy | None], row_ids: Iterable[int]) -> dict[Strategy | None, list[int]]:
+    found: defaultdict[Strategy | None, list[int]] = defaultdict(list)
+    for row_id in row_ids:
+        found[strategies[row_id]].append(row_id)
+    return found
+
+
+def _hold_on(
+    connection: Connection, row_ids: Sequence[int], strategy: Strategy | None, at: datetime, lease: timedelta
+) -> None:
+    """Most rows were claimed a moment ago, and stay as they are: `mark_sent` keeps their strategy."""
+    is_stale = or_(_M.lease_until.is_(None), _M.lease_until < at + lease * _NEARLY_WHOLE)
+    values: dict[str, Any] = {"lease_until": at + lease, "updated_at": at}
+    if strategy is not None:
+        # An attempt may come back before it is marked; a row without a strategy counts as immediate then.
+        is_stale = or_(is_stale, func.coalesce(_M.strategy, Strategy.IMMEDIATE) != strategy)
+        values["strategy"] = strategy
+    connection.execute(update(MESSAGES).where(among(connection, _M.id, row_ids), is_stale).values(values))
+
+
+def outgoing(engine: Engine | Kept, numbers: Mapping[int, int], to_queue: str | None = None) -> list[Outgoing]:
+    """The rows of `begin_attempts` with their bytes, in its order; the caller asks for what fits in memory."""
+    with reading(engine) as connection:
+        return content_of(connection, numbers, to_queue)
+
+
+def content_of(connection: Connection, numbers: Mapping[int, int], to_queue: str | None = None) -> list[Outgoing]:
+    """As `outgoing`, in the caller's transaction."""
+    columns = [_M[name] for name in OUTGOING]
+    found = connection.execute(select(*columns).where(among(connection, _M.id, numbers)))
+    rows: dict[int, tuple[Any, ...]] = {row.id: tuple(row)[1:] for row in found}
+    return [Outgoing(row_id, number, to_queue, *rows[row_id]) for row_id, number in numbers.items() if row_id in rows]
+
+
+OUTGOING: Final = ("id", "identity", "parent", "exchange", "routing_key", "properties", "body")
+"""The columns that make an Outgoing, in its order."""
+
+
+def mark_sent(engine: Engine | Kept, numbers: Mapping[int, int], at: datetime, limits: Limits = LIMITS) -> None:
     """The broker has confirmed these attempts, by row id: no state changes, but the lease ends.
 
-    True whoever holds the row by now: a worker that took it over must not send again.
+    True whoever holds the row by now: a worker that took it over must not send again. Each counts once for the circuit
+    breaker of its origin; `limits` are the breaker's.
     """
     if not numbers:
         return
     with writing(engine) as connection:
-        # Rows before attempts, in one order, as everywhere: nobody waits in a circle.
-        _lock(connection, numbers)
-        this = (ATTEMPTS.c.message_id == bindparam("_row"), ATTEMPTS.c.number == bindparam("_number"))
-        connection.execute(
-            update(ATTEMPTS).where(*this, ATTEMPTS.c.sent_at.is_(None)).values(sent_at=at),
-            [{"_row": row_id, "_number": number} for row_id, number in numbers.items()],
-        )
-        ending = update(MESSAGES).where(MESSAGES.c.id.in_(numbers), IS_SENT)
-        connection.execute(ending.values(lease_until=None, updated_at=at))
+        breakers.count_sent(connection, mark(connection, numbers, at), at, limits)
+
+
+def mark(connection: Connection, numbers: Mapping[int, int], at: datetime) -> list[str]:
+    """As `mark_sent`, in the caller's transaction; the origins that are to be counted at its end, one for each."""
+    # Rows before attempts, in one order, as everywhere: nobody waits in a circle.
+    locking = select(_M.id, _M.origin_queue, _M.origin_exchange, _M.origin_key)
+    locking = locking.where(among(connection, _M.id, numbers)).order_by(_M.id).with_for_update()
+    places = {row_id: breakers.place(*origin) for row_id, *origin in connection.execute(locking)}
+    marked = confirm(connection, numbers, at)
+    still_open = {row.message_id: row.strategy for row in marked if row.closed_at is None}
+    for strategy, row_ids in _by(still_open, still_open).items():
+        ending = update(MESSAGES).where(among(connection, _M.id, row_ids)).values(lease_until=None, updated_at=at)
+        connection.execute(ending if strategy is None else ending.values(strategy=strategy))
+    origins = (places.get(row.message_id) for row in marked)
+    return [origin for origin in origins if origin is not None]
+
+
+def confirm(connection: Connection, numbers: Mapping[int, int], at: datetime) -> Sequence[Row[*tuple[Any, ...]]]:
+    """The attempts by row id that were not known to be sent before; the rows and their leases stay as they are."""
+    sent = given(connection, {_A.message_id: list(numbers), _A.number: list(numbers.values())})
+    this = (_A.message_id == sent.c.message_id, _A.number == sent.c.number)
+    marking = update(ATTEMPTS).where(*this, _A.sent_at.is_(None)).values(sent_at=at)
+    marked = connection.execute(marking.returning(_A.message_id, _A.strategy, _A.closed_at, _A.outcome)).all()
+    _take_back(connection, [row.message_id for row in marked if row.outcome == "abandoned"])
+    return marked
+
+
+def _take_back(connection: Connection, row_ids: Sequence[int]) -> None:
+    """A last attempt that was given up, and is confirmed after all, is open again: nobody sends another then."""
+    if row_ids:
+        later = ATTEMPTS.alias()
+        is_last = ~exists().where(later.c.message_id == _A.message_id, later.c.number > _A.number)
+        mine = (among(connection, _A.message_id, row_ids), _A.outcome == "abandoned", _A.sent_at.is_not(None))
+        connection.execute(update(ATTEMPTS).where(*mine, is_last).values(closed_at=None, outcome=None))
 
 
 def close_attempt(
@@ -79,22 +210,28 @@ def close_attempt(
 ) -> bool:
     """False if it does not stand as expected: `was` None is open, an outcome is one that a late return corrects."""
     closing = update(ATTEMPTS).where(
-        ATTEMPTS.c.message_id == row_id,
-        ATTEMPTS.c.number == number,
-        ATTEMPTS.c.outcome.is_not_distinct_from(was),
+        _A.message_id == row_id,
+        _A.number == number,
+        _A.outcome.is_not_distinct_from(was),
     )
     return connection.execute(closing.values(outcome=outcome, closed_at=at)).rowcount == 1
 
 
-def abandon_unsent(connection: Connection, tokens: Mapping[int, str], at: datetime) -> list[int]:
-    """Close open attempts that no broker confirmed; the ids of the rows that are still their token's and not sent.
+def abandon_unsent(connection: Connection, tokens: Mapping[int, str], at: datetime) -> dict[int, Strategy | None]:
+    """Close open attempts that no broker confirmed, and say by which strategy they were to be sent.
 
-    The number is used up: the broker may hold the message though its confirm was lost.
+    Named are all rows that are still their token's and not sent. The number is used up: the broker may hold the message
+    though its confirm was lost.
     """
-    rows = list(_latest(connection, _owned(connection, tokens)))
+    owned = _owned(connection, tokens)
+    sent = select(_A.message_id).where(_A.closed_at.is_(None), _A.sent_at.is_not(None))
+    is_sent = set(connection.scalars(sent.where(among(connection, _A.message_id, owned))))
+    rows: dict[int, Strategy | None] = {row_id: None for row_id in owned if row_id not in is_sent}
     if rows:
-        is_open = (ATTEMPTS.c.message_id.in_(rows), ATTEMPTS.c.closed_at.is_(None))
-        connection.execute(update(ATTEMPTS).where(*is_open).values(outcome="abandoned", closed_at=at))
+        is_open = (among(connection, _A.message_id, rows), _A.closed_at.is_(None))
+        closing = update(ATTEMPTS).where(*is_open).values(outcome="abandoned", closed_at=at)
+        found = connection.execute(closing.returning(_A.message_id, _A.strategy))
+        rows.update({row.message_id: row.strategy for row in found})
     return rows
 
 
@@ -103,32 +240,5 @@ def _owned(connection: Connection, tokens: Mapping[int, str]) -> list[int]:
 
 
 def _lock(connection: Connection, row_ids: Iterable[int]) -> list[tuple[int, str | None]]:
-    locking = (
-        select(MESSAGES.c.id, MESSAGES.c.lock_token)
-        .where(MESSAGES.c.id.in_(list(row_ids)))
-        .order_by(MESSAGES.c.id)
-        .with_for_update()
-    )
+    locking = select(_M.id, _M.lock_token).where(among(connection, _M.id, row_ids)).order_by(_M.id).with_for_update()
     return [(row_id, token) for row_id, token in connection.execute(locking)]
-
-
-def _latest(connection: Connection, row_ids: list[int]) -> dict[int, tuple[int, int | None]]:
-    """By row: its highest number, and that of an open unsent attempt; without rows whose open attempt was sent."""
-    is_open = ATTEMPTS.c.closed_at.is_(None)
-    found = connection.execute(
-        select(
-            ATTEMPTS.c.message_id,
-            func.max(ATTEMPTS.c.number),
-            func.max(case((is_open, ATTEMPTS.c.number))),
-            func.max(case((is_open & ATTEMPTS.c.sent_at.is_not(None), ATTEMPTS.c.number))),
-        )
-        .where(ATTEMPTS.c.message_id.in_(row_ids))
-        .group_by(ATTEMPTS.c.message_id)
-    )
-    latest: dict[int, tuple[int, int | None]] = dict.fromkeys(row_ids, (0, None))
-    for row_id, last, open_number, sent_number in found:
-        if sent_number is None:
-            latest[row_id] = (last, open_number)
-        else:
-            del latest[row_id]
-    return latest

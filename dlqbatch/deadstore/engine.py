@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import URL, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from dlqbatch.deadstore.postgresql import connect_options, session
-from dlqbatch.errors import DatabaseUnreadable, PolicyMissing, SettingsError
+from dlqbatch.deadstore.postgresql import connect_options, refuses_login, session, without_option
+from dlqbatch.errors import (
+    CommitUnanswered,
+    DatabaseRefused,
+    DatabaseUnreadable,
+    PolicyMissing,
+    SettingsError,
+    TablesMissing,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sqlalchemy import Connection, Engine
+
+    from dlqbatch.deadstore.patience import PatientConnection
 
 EVENT_TABLE = "dlq_event_config"
 STATEMENT_SECONDS = 30.0
 _POSTGRESQL = {"postgres", "postgresql", "postgresql+psycopg"}
 _WRITES = "dlqbatch_writes"
 _UNDEFINED_TABLE = "42P01"
+_UNDEFINED_COLUMN = "42703"
+_NO_COLUMN = re.compile("no such column|has no column named")
 _NO_PRIVILEGE = "42501"
 
 
@@ -67,59 +79,138 @@ def where(url: URL) -> str:
     return shown.render_as_string()
 
 
-@contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
-    with translated(engine.url), engine.connect() as connection, connection.begin():
-        yield connection
+class Kept:
+    """One connection for many transactions, one after the other; never for two at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: Connection | None = None
+
+    @property
+    def url(self) -> URL:
+        return self._engine.url
+
+    def connect(self, options: Mapping[str, Any]) -> Connection:
+        """Opened when it is first needed, and anew after it was lost."""
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection.execution_options(**options)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 @contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
-    """A transaction that commits at its end; on SQLite it holds the only write lock from its start."""
+def keeping(engine: Engine) -> Iterator[Kept]:
+    """What `reading` and `writing` take in place of an engine, where a connection for each would cost the most."""
+    kept = Kept(engine)
+    try:
+        yield kept
+    finally:
+        with translated(engine.url):
+            kept.close()
+
+
+@contextmanager
+def reading(engine: Engine | Kept, *, for_policy: bool = False) -> Iterator[Connection]:
+    """With `for_policy`, a SQLite file that is not there is PolicyMissing."""
     with (
-        translated(engine.url),
-        engine.connect().execution_options(**{_WRITES: True}) as connection,
+        translated(engine.url, for_policy=for_policy),
+        _connected(engine, {_WRITES: False}) as connection,
         connection.begin(),
     ):
         yield connection
 
 
 @contextmanager
-def translated(url: URL) -> Iterator[None]:
+def writing(engine: Engine | Kept, *, for_policy: bool = False) -> Iterator[Connection]:
+    """A transaction that commits at its end; on SQLite it holds the only write lock from its start."""
+    with (
+        translated(engine.url, for_policy=for_policy),
+        _connected(engine, {_WRITES: True}) as connection,
+    ):
+        is_written = False
+        try:
+            with connection.begin():
+                yield connection
+                is_written = True
+        except DBAPIError as error:
+            if is_written and error.connection_invalidated:
+                raise CommitUnanswered(where(engine.url), _why(engine.url, error.orig or error)) from error
+            raise
+
+
+@contextmanager
+def _connected(engine: Engine | Kept, options: Mapping[str, Any]) -> Iterator[Connection]:
+    if isinstance(engine, Kept):
+        yield engine.connect(options)
+    else:
+        with engine.connect().execution_options(**options) as connection:
+            yield connection
+
+
+@contextmanager
+def translated(url: URL, *, for_policy: bool = False) -> Iterator[None]:
     """Whatever the vendors raise inside comes out as one of ours."""
     try:
         yield
     except DBAPIError as error:
-        raise _ours(url, error.orig or error) from error
+        raise _ours(url, error.orig or error, error.statement or "", for_policy=for_policy) from error
     except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeError) as error:
         # OSError: a folder on the way to a SQLite file is closed to us. UnicodeError: a name in another encoding than
         # the database claims.
         raise DatabaseUnreadable(where(url), _why(url, error)) from error
 
 
-def _ours(url: URL, error: BaseException) -> DatabaseUnreadable | PolicyMissing:
+def _ours(url: URL, error: BaseException, statement: str, *, for_policy: bool) -> DatabaseUnreadable | PolicyMissing:
     text = _why(url, error)
     state = getattr(error, "sqlstate", None)
-    if state == _UNDEFINED_TABLE or "no such table" in text or isinstance(error, _NoFile):
-        if EVENT_TABLE in text or isinstance(error, _NoFile):
-            return PolicyMissing(
-                f"there is no table {EVENT_TABLE} in the database at {where(url)}. Nothing was moved. "
-                "Run `dlqbatch db upgrade` to make it, or check the database's URL."
-            )
-        text += " (`dlqbatch db upgrade` makes the tables of this version)"
+    is_missing = state == _UNDEFINED_TABLE or "no such table" in text
+    if (is_missing and EVENT_TABLE in text) or (for_policy and isinstance(error, _NoFile)):
+        return PolicyMissing(
+            f"there is no table {EVENT_TABLE} in the database at {where(url)}. Nothing was moved. "
+            "Run `dlqbatch db upgrade` to make it, or check the database's URL."
+        )
+    if is_missing or state == _UNDEFINED_COLUMN or _NO_COLUMN.search(text):
+        return TablesMissing(where(url), f"{text} (`dlqbatch db upgrade` makes the tables of this version)")
+    if isinstance(error, _NoFile):
+        advice = "(`dlqbatch db upgrade` makes it; if there should be one, check the database's URL)"
+        return TablesMissing(where(url), f"{text} {advice}")
     if state == _NO_PRIVILEGE:
-        text += f"; for the policy, `GRANT SELECT ON {EVENT_TABLE} TO {url.username or 'the user'}` is enough"
-    return DatabaseUnreadable(where(url), text)
+        text += _right(url, text, statement)
+    return (DatabaseRefused if refuses_login(error) else DatabaseUnreadable)(where(url), text)
+
+
+_DENIED: Final = re.compile(r"permission denied for (?P<kind>table|relation|schema) (?P<name>\S+)")
+
+
+def _right(url: URL, text: str, statement: str) -> str:
+    """The GRANT that a database administrator has to give; the server names the table, and not the right."""
+    denied = _DENIED.search(text)
+    if denied is None:
+        return ""
+    user, name = url.username or "the user", denied["name"]
+    if denied["kind"] == "schema":
+        return f"; `GRANT USAGE, CREATE ON SCHEMA {name} TO {user}` gives the right"
+    said = statement.lstrip().upper()
+    # A lock, shared or not, takes the right to update.
+    only_reads = said.startswith("SELECT") and " FOR UPDATE" not in said and " FOR SHARE" not in said
+    if only_reads and name == EVENT_TABLE:
+        return f"; for the policy, `GRANT SELECT ON {name} TO {user}` is enough"
+    rights = "SELECT" if only_reads else "SELECT, INSERT, UPDATE, DELETE"
+    return f"; `GRANT {rights} ON {name} TO {user}` gives the right"
 
 
 def _why(url: URL, error: BaseException) -> str:
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or type(error).__name__
     password = url.password
-    return text.replace(str(password), "***") if password else text
+    return without_option(text.replace(str(password), "***") if password else text)
 
 
 class _NoFile(sqlite3.OperationalError):
-    """A SQLite file that is not there; for a reader that is a table that is not there."""
+    """A SQLite file that is not there; for the policy that is a table that is not there."""
 
 
 def _sqlite(url: URL, *, busy: float, create: bool) -> Engine:
@@ -153,8 +244,17 @@ def _postgresql(url: URL, connect_timeout: float, statement_timeout: float) -> E
     arguments = connect_options(url.query, connect_timeout)
     engine = create_engine(url, connect_args=arguments, poolclass=NullPool, hide_parameters=True)
 
+    @event.listens_for(engine, "do_connect")
+    def _connect(_dialect: Any, _record: Any, given: Any, options: Any) -> PatientConnection:
+        from dlqbatch.deadstore import patience  # noqa: PLC0415  (SQLite's users need no psycopg)
+
+        return patience.connect(statement_timeout, *given, **options)
+
     @event.listens_for(engine, "connect")
-    def _prepare(connection: Any, _record: Any) -> None:
+    def _prepare(connection: PatientConnection, _record: Any) -> None:
+        from dlqbatch.deadstore import arrays  # noqa: PLC0415  (the same)
+
+        arrays.teach(connection)
         connection.execute(session(statement_timeout))
         connection.commit()
 

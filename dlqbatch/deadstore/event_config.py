@@ -46,7 +46,7 @@ class EventConfig:
 
     def read(self) -> list[EventRow]:
         """All rows by id, in one SELECT; no other right is needed."""
-        with reading(self._engine) as connection:
+        with reading(self._engine, for_policy=True) as connection:
             found = connection.execute(select(TABLE).order_by(TABLE.c.id)).all()
         rows = [EventRow(*row) for row in found]
         for row in rows:
@@ -58,7 +58,7 @@ class EventConfig:
         _check_name(name)
         if max_retries is not None and not 0 <= max_retries <= _MOST_RETRIES:
             raise SettingsError(f"max_retries of '{name}' is {max_retries}; it is a number from 0 to {_MOST_RETRIES}")
-        with writing(self._engine) as connection:
+        with writing(self._engine, for_policy=True) as connection:
             _lock(connection)
             row_id = connection.scalar(select(func.max(TABLE.c.id)).where(TABLE.c.name == name))
             if row_id is None:
@@ -70,7 +70,7 @@ class EventConfig:
     def remove(self, name: str) -> int:
         """Delete every row of this name; says how many there were."""
         _check_name(name)
-        with writing(self._engine) as connection:
+        with writing(self._engine, for_policy=True) as connection:
             return connection.execute(delete(TABLE).where(TABLE.c.name == name)).rowcount
 
     def _check(self, row: EventRow) -> None:

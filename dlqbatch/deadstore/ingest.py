@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 
-from dlqbatch.deadstore.attempts import close_attempt
+from dlqbatch.deadstore import breakers
+from dlqbatch.deadstore.attempts import LIMITS, close_attempt
 from dlqbatch.deadstore.engine import writing
+from dlqbatch.deadstore.given import among
+from dlqbatch.deadstore.places import is_elsewhere
 from dlqbatch.deadstore.states import RowMove, arrive, move_many, note_many
 from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES
 from dlqbatch.deadstore.text import key
+from dlqbatch.deadstore.twins import announce, flag, likeness, prove, prove_run, twins_of
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.policy.lifecycle import (
+    MAX_ATTEMPTS,
     Arrival,
     AttemptFailed,
     Duplicate,
@@ -28,11 +34,13 @@ from dlqbatch.policy.lifecycle import (
 from dlqbatch.policy.strategy import Options, Strategy, next_retry
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from sqlalchemy import Connection, Engine, Row
 
+    from dlqbatch.deadstore.engine import Kept
+    from dlqbatch.policy.breaker import Limits
     from dlqbatch.policy.examine import Examined
 
 RECORDED: Final = "recorded"
@@ -49,11 +57,22 @@ _TRIES: Final = 4
 class Ingestion:
     """What one run stores; it remembers which rows are its own until their acknowledgements are certain."""
 
-    engine: Engine
+    engine: Engine | Kept
     options: Options = field(default_factory=Options)
-    system_state: Mapping[str, object] = field(default_factory=dict)
-    """CPU and memory of this machine when the run began."""
-    _stored: set[int] = field(default_factory=set)
+    system_state: Callable[[], Mapping[str, object]] = dict
+    """CPU and memory of this machine as the run began; asked once, for the first row."""
+    max_attempts: int = MAX_ATTEMPTS
+    limits: Limits = LIMITS
+    """Of the circuit breakers."""
+    jitter: Callable[[], float] = float
+    """From 0 to 1; without it 0."""
+    _matched: set[int] = field(default_factory=set)
+    """Rows of other runs that a message was taken for."""
+    _run: str = field(default_factory=lambda: secrets.token_hex(12))
+    """How the identities begin that this run gives."""
+    _is_announced: bool = False
+    _state: Mapping[str, object] | None = None
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def store(self, batch: Sequence[Examined], now: datetime) -> list[tuple[str, str | None]]:
         """Committed when it returns: for each message what it counts as, and why.
@@ -70,21 +89,33 @@ class Ingestion:
 
     def acknowledged(self) -> None:
         """The broker has seen every acknowledgement of this run: none of its messages can be delivered again."""
-        rows = sorted(self._stored)
+        rows = sorted(self._matched)
         for start in range(0, len(rows), _AT_ONCE):
             with writing(self.engine) as connection:
-                _prove(connection, rows[start : start + _AT_ONCE])
-        self._stored.clear()
+                some = rows[start : start + _AT_ONCE]
+                prove(connection, some)
+                flag(connection, some, possible_duplicate=False)
+        self._matched.clear()
+        if self._is_announced:
+            with writing(self.engine) as connection:
+                prove_run(connection, self._run)
+            self._run, self._is_announced = secrets.token_hex(12), False
 
     def _store(self, batch: Sequence[Examined], now: datetime) -> list[tuple[str, str | None]]:
         results: dict[int, tuple[str, str | None]] = {}
-        stored: set[int] = set()
+        matched: set[int] = set()
+        failures: list[breakers.Failed] = []
         with writing(self.engine) as connection:
+            if not self._is_announced and any(not each.id for each in batch):
+                announce(connection, self._run, now)
             if not batch:
                 connection.execute(select(MESSAGES.c.id).limit(1))
             for wave in _waves(batch):
-                self._store_wave(connection, wave, now, results, stored)
-        self._stored |= stored
+                self._store_wave(connection, wave, now, results, matched, failures)
+            # Breakers last, after every message of every wave.
+            breakers.count_failed(connection, failures, now, self.limits)
+        self._matched |= matched
+        self._is_announced = self._is_announced or any(not each.id for each in batch)
         return [results[place] for place in range(len(batch))]
 
     def _store_wave(
@@ -93,43 +124,50 @@ class Ingestion:
         wave: Mapping[int, Examined],
         now: datetime,
         results: dict[int, tuple[str, str | None]],
-        stored: set[int],
+        matched: set[int],
+        failures: list[breakers.Failed],
     ) -> None:
         """Messages with distinct ids; one that somebody else stores in the same moment is looked at again."""
         pending = dict(wave)
         while pending:
             rows = _rows(connection, [each.id for each in pending.values() if each.id])
             known = _known(connection, rows.values())
-            twins = _twins(connection, pending.values(), self._stored | stored)
-            matched: list[int] = []
+            twins = twins_of(connection, pending.values(), self._run, self._matched | matched)
             new: dict[int, tuple[Examined, NewRow]] = {}
             notes: dict[int, str] = {}
             for place, each in pending.items():
                 row = rows.get(key(each.id)) if each.id else None
-                own_twins = twins[_likeness(each)] if not each.id and each.redelivered else []
+                own_twins = twins[likeness(each)] if not each.id and each.redelivered else {}
                 meaning = meaning_of_arrival(
-                    Arrival(bool(each.id), each.redelivered, each.attempt, each.digest),
+                    Arrival(
+                        bool(each.id),
+                        each.redelivered,
+                        each.attempt,
+                        each.digest,
+                        row is not None and is_elsewhere(connection, each.origin, row),
+                    ),
                     known[row.id] if row is not None else None,
                     unproven_twins=len(own_twins),
+                    in_doubt=any(own_twins.values()),
                 )
                 if isinstance(meaning, NewRow):
                     new[place] = (each, meaning)
                     if meaning.possible_duplicate:
-                        _flag(connection, own_twins)
+                        flag(connection, own_twins)
                     continue
                 if row is not None:
-                    results[place] = self._apply(connection, each, meaning, row, now, notes)
+                    results[place] = self._apply(connection, each, meaning, row, now, notes, failures)
                 elif isinstance(meaning, Duplicate):
-                    matched.append(own_twins.pop())
-                    notes[matched[-1]] = meaning.why
+                    twin, _ = own_twins.popitem()
+                    matched.add(twin)
+                    notes[twin] = meaning.why
                     results[place] = DUPLICATE, None
             # From its commit on such a row stands for this message, and no other can be taken for it.
-            _prove(connection, matched)
+            flag(connection, matched)
             ids = self._insert(connection, new, now)
             for place in new:
                 if place in ids:
                     results[place] = (RECORDED, None)
-            stored.update(row_id for place, row_id in ids.items() if not new[place][0].id)
             note_many(connection, notes, now, _ACTOR)
             pending = {place: each for place, (each, _) in new.items() if place not in ids}
 
@@ -141,8 +179,10 @@ class Ingestion:
         row: Row[*tuple[Any, ...]],
         now: datetime,
         notes: dict[int, str],
+        failures: list[breakers.Failed],
     ) -> tuple[str, str | None]:
         if isinstance(meaning, AttemptFailed):
+            failures.append(_failed(connection, meaning, row, now))
             self._fail_attempt(connection, each, meaning, row, now)
             return RECORDED, "attempt-failed"
         if meaning.reopens:
@@ -159,7 +199,13 @@ class Ingestion:
         """Close the attempt and take the row along every move that follows, one by one."""
         close_attempt(connection, row.id, failed.number, "failed", now, was="succeeded" if failed.late else None)
         outcome = after_failed_attempt(
-            row.status, row.dlq_retry_count, row.strategy or Strategy.IMMEDIATE, now, self.options
+            row.status,
+            row.dlq_retry_count,
+            row.strategy or Strategy.IMMEDIATE,
+            now,
+            self.options,
+            jitter=self.jitter(),
+            max_attempts=self.max_attempts,
         )
         token = row.lock_token
         why = f"attempt {failed.number} failed" + (", seen late" if failed.late else "")
@@ -172,20 +218,28 @@ class Ingestion:
                     "dlq_retry_count": outcome.dlq_retry_count,
                     "next_retry_at": outcome.next_retry_at,
                     "last_failed_at": each.last_failed_at,
+                    **_way_back(each, row),
                     **_failure(each),
                 }
             move_many(connection, [RowMove(row.id, step.start, step.end, token, why, columns)], now, _ACTOR)
             token = columns.get("lock_token")
+
+    def _new_identity(self) -> str:
+        """In the order of arrival, as rows are written in the order of their identities."""
+        return f"{self._run}{next(self._numbers):08x}"
 
     def _insert(
         self, connection: Connection, new: Mapping[int, tuple[Examined, NewRow]], now: datetime
     ) -> dict[int, int]:
         """Row ids by place, without those whose identity somebody else has taken meanwhile."""
         identities: dict[str, int] = {}
+        if self._state is None:
+            self._state = self.system_state()
+        state = dict(self._state)
         by_reason: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         first_retry = next_retry(Strategy.IMMEDIATE, 0, now, self.options)
         for place, (each, meaning) in new.items():
-            identity = each.id if each.id and not meaning.is_child else secrets.token_hex(16)
+            identity = each.id if each.id and not meaning.is_child else self._new_identity()
             identities[key(identity)] = place
             by_reason[meaning.why].append(
                 {
@@ -196,7 +250,7 @@ class Ingestion:
                     "dlq_retry_count": min(meaning.dlq_retry_count, 2**31 - 1),
                     "next_retry_at": first_retry if meaning.status is Status.PENDING else None,
                     "possible_duplicate": meaning.possible_duplicate,
-                    "system_state": dict(self.system_state),
+                    "system_state": state,
                 }
             )
         found: dict[int, int] = {}
@@ -223,38 +277,6 @@ def _waves(batch: Sequence[Examined]) -> list[dict[int, Examined]]:
     return waves
 
 
-def _likeness(each: Examined) -> tuple[bytes, str]:
-    return each.full_digest, key(each.source_queue)
-
-
-def _twins(
-    connection: Connection, arrivals: Iterable[Examined], own: Container[int]
-) -> defaultdict[tuple[bytes, str], list[int]]:
-    """Rows that a redelivered message without an id may be, for their acknowledgement is not proven.
-
-    Never one of this run's `own`: their messages are still under way, so that an equal one is another.
-    """
-    twins: defaultdict[tuple[bytes, str], list[int]] = defaultdict(list)
-    digests = {each.full_digest for each in arrivals if not each.id and each.redelivered}
-    if digests:
-        # Locked, for another run may hold another message that is like the same row.
-        found = connection.execute(
-            select(MESSAGES.c.id, MESSAGES.c.full_digest, MESSAGES.c.source_queue)
-            .where(MESSAGES.c.full_digest.in_(digests), ~MESSAGES.c.ack_proven, ~MESSAGES.c.had_id)
-            .order_by(MESSAGES.c.id)
-            .with_for_update()
-        )
-        for row_id, digest, queue in found:
-            if row_id not in own:
-                twins[bytes(digest), queue].append(row_id)
-    return twins
-
-
-def _prove(connection: Connection, rows: list[int]) -> None:
-    if rows:
-        connection.execute(update(MESSAGES).where(MESSAGES.c.id.in_(rows)).values(ack_proven=True))
-
-
 def _is_deadlock(error: DatabaseUnreadable) -> bool:
     return getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) == _DEADLOCK
 
@@ -270,10 +292,13 @@ def _rows(connection: Connection, ids: list[str]) -> dict[str, Row[*tuple[Any, .
         MESSAGES.c.strategy,
         MESSAGES.c.dlq_retry_count,
         MESSAGES.c.lock_token,
+        MESSAGES.c.origin_queue,
+        MESSAGES.c.origin_exchange,
+        MESSAGES.c.origin_key,
     )
     found = connection.execute(
         select(*columns)
-        .where(MESSAGES.c.identity.in_([key(identity) for identity in ids]))
+        .where(among(connection, MESSAGES.c.identity, ids))
         .order_by(MESSAGES.c.id)  # as everywhere: rows before attempts, in one order, so that nobody waits in a circle
         .with_for_update()
     )
@@ -285,7 +310,9 @@ def _known(connection: Connection, rows: Iterable[Row[*tuple[Any, ...]]]) -> dic
     attempts: defaultdict[int, list[tuple[int, str | None]]] = defaultdict(list)
     if by_id:
         found = connection.execute(
-            select(ATTEMPTS.c.message_id, ATTEMPTS.c.number, ATTEMPTS.c.outcome).where(ATTEMPTS.c.message_id.in_(by_id))
+            select(ATTEMPTS.c.message_id, ATTEMPTS.c.number, ATTEMPTS.c.outcome).where(
+                among(connection, ATTEMPTS.c.message_id, by_id)
+            )
         )
         for row_id, number, outcome in found:
             attempts[row_id].append((number, outcome))
@@ -301,8 +328,15 @@ def _known(connection: Connection, rows: Iterable[Row[*tuple[Any, ...]]]) -> dic
     }
 
 
-def _flag(connection: Connection, rows: list[int]) -> None:
-    connection.execute(update(MESSAGES).where(MESSAGES.c.id.in_(rows)).values(possible_duplicate=True))
+def _failed(
+    connection: Connection, meaning: AttemptFailed, row: Row[*tuple[Any, ...]], now: datetime
+) -> breakers.Failed:
+    sent_at = connection.scalar(
+        select(ATTEMPTS.c.sent_at).where(ATTEMPTS.c.message_id == row.id, ATTEMPTS.c.number == meaning.number)
+    )
+    # It may be back before its sender could note that it was sent.
+    place = breakers.place(row.origin_queue, row.origin_exchange, row.origin_key)
+    return breakers.Failed(row.id, place, sent_at or now)
 
 
 def _columns(each: Examined) -> dict[str, Any]:
@@ -333,6 +367,12 @@ def _columns(each: Examined) -> dict[str, Any]:
         "source": each.app_id,
         **_failure(each),
     }
+
+
+def _way_back(each: Examined, row: Row[*tuple[Any, ...]]) -> dict[str, Any]:
+    """The queue where the row's next retry will be looked for, unless it has failed where only a plan had sent it."""
+    queue = each.origin.queue if each.origin is not None else None
+    return {"source_queue": each.source_queue} if queue is not None and key(queue) == row.origin_queue else {}
 
 
 def _failure(each: Examined) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def find(connection: Connection, filters: Filters, limit: int = 50, after: Place
         last = _nth(connection, conditions, LOOKED_THROUGH)
         if last is not None:
             conditions.append(_key() >= _at(last))
-        conditions.append(_mentions(filters.text))
+        conditions.append(mentions(filters.text))
     found = connection.execute(select(*SUMMARY).where(*conditions).order_by(*_newest()).limit(limit + 1))
     records = [Record(*row) for row in found]
     if len(records) > limit:
@@ -135,7 +135,7 @@ def groups(connection: Connection, filters: Filters, limit: int = 50) -> Groups:
         if edge is not None:
             conditions.append(_key() >= _at(edge))
         if filters.text is not None:
-            conditions.append(_mentions(filters.text))
+            conditions.append(mentions(filters.text))
     counted: dict[str, list[Any]] = {}
     for fingerprint, *numbers in connection.execute(
         select(_M.fingerprint, _M.status, func.count(), func.min(_M.created_at), func.max(_M.created_at))
@@ -147,8 +147,8 @@ def groups(connection: Connection, filters: Filters, limit: int = 50) -> Groups:
     found = []
     for fingerprint, rows in largest:
         last = max(row[3] for row in rows)
-        newest = select(*SUMMARY).where(*conditions, _M.fingerprint == fingerprint, _M.created_at == last).limit(1)
-        sample = Record(*connection.execute(newest).one())
+        ours = select(*SUMMARY).where(*conditions, _M.fingerprint == fingerprint, _M.created_at == last)
+        sample = Record(*connection.execute(ours.order_by(*_newest()).limit(1)).one())
         found.append(Group(fingerprint, {row[0]: row[1] for row in rows}, min(row[2] for row in rows), last, sample))
     return Groups(tuple(found), edge is None)
 
@@ -202,6 +202,6 @@ def _nth(connection: Connection, conditions: list[ColumnElement[bool]], number: 
     return found and Place(*found)
 
 
-def _mentions(text: str) -> ColumnElement[bool]:
+def mentions(text: str) -> ColumnElement[bool]:
     sought = visible(text).replace(_ESCAPE, _ESCAPE * 2).replace("%", _ESCAPE + "%").replace("_", _ESCAPE + "_")
     return or_(*(column.ilike(f"%{sought}%", escape=_ESCAPE) for column in _SEARCHED))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import text
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
@@ -58,12 +59,26 @@ def upgrade(url: str, *, connect_timeout: float = 10) -> Upgraded:
 
 
 def current(url: str, *, connect_timeout: float = 10) -> str | None:
-    """The schema's version; None if this database has not been upgraded yet."""
+    """The schema's version; None if this database has not been upgraded yet, or is a SQLite file still to be made."""
     try:
-        with reading(create_engine_for(url, connect_timeout=connect_timeout)) as connection:
+        with reading(create_engine_for(url, connect_timeout=connect_timeout), for_policy=True) as connection:
             return _version(connection)
     except PolicyMissing:
-        return None  # a SQLite file that is not there
+        return None
+
+
+def latest() -> str:
+    """The version that this program makes and works with."""
+    return str(ScriptDirectory.from_config(_config()).get_current_head())
+
+
+def planned(url: str, *, connect_timeout: float = 10) -> Upgraded:
+    """What `upgrade` would do; it changes nothing, and refuses what `upgrade` refuses."""
+    before = current(url, connect_timeout=connect_timeout)
+    with _said_plainly(parse(url)):
+        if before is not None:
+            ScriptDirectory.from_config(_config()).get_revision(before)
+    return Upgraded(before, latest())
 
 
 def sql(dialect: Literal["postgresql", "sqlite"]) -> str:

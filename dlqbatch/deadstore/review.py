@@ -7,15 +7,16 @@ from base64 import b64encode
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from dlqbatch.deadstore import asking, messages, states
 from dlqbatch.deadstore.as_json import as_json
 from dlqbatch.deadstore.asking import LARGEST_ID, NotUnderstood
-from dlqbatch.deadstore.engine import reading, writing
+from dlqbatch.deadstore.clock import StoreClock
+from dlqbatch.deadstore.engine import Kept, keeping, reading, writing
 from dlqbatch.deadstore.messages import WAITING, Filters, Groups
 from dlqbatch.deadstore.story import Step, story
-from dlqbatch.deadstore.tables import MESSAGES, TRANSITIONS
+from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, PLANS, TRANSITIONS
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.message.readable import BodyForm, Readable, body_form, body_lines, readable
 from dlqbatch.policy.lifecycle import Status, path, path_of_discard
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from dlqbatch.policy.lifecycle import Move
 
 JOURNAL_LOOKED_THROUGH: Final = 200_000
+EDIT_OF: Final = "an edit of message "
+"""What the arrival of an edited message says first; any other child of a message came back, and says so."""
 _PAGE: Final = 200
 _M: Final = MESSAGES.c
 _T: Final = TRANSITIONS.c
@@ -42,7 +45,8 @@ class NoSuchMessage(DlqbatchError):
         self.row_id = row_id
         super().__init__(
             f"there is no message {row_id} in the dead store. `dlqbatch messages list` shows what there is; "
-            "what was resolved is deleted after its retention."
+            "what was resolved is deleted after its retention. What went to cold storage is shown by "
+            f"`dlqbatch archive show {row_id}`."
         )
 
 
@@ -105,14 +109,17 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    id: int
+    id: int | None
+    """None: what was asked for is an identity, and has no number."""
     before: Status | None
     """None: there is no such message."""
     after: Status | None
     is_done: bool
     """On a dry run: whether it would be."""
     why: str = ""
-    """What stood in the way, and what to do about it."""
+    """What stood in the way, and what to do about it; of what is done, what there is to know of it."""
+    asked: str | None = None
+    """What it was asked for by, where that need not be its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,14 @@ class Changes:
         return len(self.changes) - self.done
 
     def as_dict(self) -> dict[str, object]:
-        told = as_json(self.changes)
+        told = [
+            {
+                field.name: as_json(getattr(one, field.name))
+                for field in fields(one)
+                if one.asked or field.name != "asked"
+            }
+            for one in self.changes
+        ]
         return {"dry_run": self.dry_run, "done": self.done, "not_done": self.not_done, "messages": told}
 
 
@@ -197,14 +211,16 @@ class Review:
         *,
         actor: str,
         reason: str,
-        now: datetime,
+        now: datetime | None = None,
         everything: bool = False,
         dry_run: bool = False,
     ) -> Changes:
         """Archive these, or all that match; a filter without a status means what is not over yet.
 
-        Each message changes in a transaction of its own, all its moves or none.
+        Each message changes in a transaction of its own, all its moves or none. Without a time it is the store's: how
+        long a message is kept counts from there.
         """
+        now = StoreClock(self._engine)() if now is None else now
         filters = None if filters == Filters() else filters
         if row_ids and (filters is not None or everything):
             raise NotUnderstood("name messages by their ids or by a filter, not both. Nothing was changed.")
@@ -213,73 +229,104 @@ class Review:
                 "nothing says which messages to discard: give ids or a filter, or --all --yes for everything that is "
                 "not over yet. Nothing was changed."
             )
-        _check_person(actor)
+        check_person(actor)
         if not reason.strip():
             raise NotUnderstood("a reason is needed: it goes into the journal. Nothing was changed.")
-        chosen = iter(dict.fromkeys(row_ids)) if row_ids else self._matching(filters or Filters())
-        found = (self._discard(row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
-        return Changes(tuple(found), dry_run)
+        with keeping(self._engine) as kept:
+            chosen = iter(dict.fromkeys(row_ids)) if row_ids else _matching(kept, filters or Filters())
+            found = tuple(_discard(kept, row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
+        return Changes(found, dry_run)
 
     def restore(
-        self, row_ids: Sequence[int], *, actor: str, reason: str, now: datetime, dry_run: bool = False
+        self, row_ids: Sequence[int], *, actor: str, reason: str, now: datetime | None = None, dry_run: bool = False
     ) -> Changes:
-        """Archived messages to manual, where a person decides about them again."""
-        _check_person(actor)
-        found = (self._restore(row_id, actor, reason, now, dry_run=dry_run) for row_id in dict.fromkeys(row_ids))
-        return Changes(tuple(found), dry_run)
+        """Archived messages to manual, where a person decides about them again; without a time at the store's."""
+        now = StoreClock(self._engine)() if now is None else now
+        check_person(actor)
+        with keeping(self._engine) as kept:
+            chosen = dict.fromkeys(row_ids)
+            found = tuple(_restore(kept, row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
+        return Changes(found, dry_run)
 
-    def _matching(self, filters: Filters) -> Iterator[int]:
-        """Page by page, the newest first: what arrives meanwhile is in front of the first page."""
-        if not filters.statuses:
-            filters = replace(filters, statuses=WAITING)
-        place = None
-        while True:
-            with reading(self._engine) as connection:
-                page = messages.find(connection, filters, _PAGE, place)
-            yield from [record.id for record in page.records]
-            place = page.next
-            if place is None:
-                return
 
-    def _discard(self, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
-        with (reading if dry_run else writing)(self._engine) as connection:
-            row = _row(connection, row_id, lock=not dry_run)
-            if row is None:
-                return _missing(row_id)
+def _matching(kept: Kept, filters: Filters) -> Iterator[int]:
+    """Page by page, the newest first: what arrives meanwhile is in front of the first page."""
+    if not filters.statuses:
+        filters = replace(filters, statuses=WAITING)
+    place = None
+    while True:
+        with reading(kept) as connection:
+            page = messages.find(connection, filters, _PAGE, place)
+        yield from [record.id for record in page.records]
+        place = page.next
+        if place is None:
+            return
+
+
+def _discard(kept: Kept, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
+    with (reading if dry_run else writing)(kept) as connection:
+        row = _row(connection, row_id, lock=not dry_run)
+        if row is None:
+            return _missing(row_id)
+        if row.lease_until is not None:
+            return Change(row_id, row.status, row.status, is_done=False, why=_held(row))
+        if row.plan_id is not None:
+            name = connection.scalar(select(PLANS.c.hash).where(PLANS.c.id == row.plan_id))
+            why = f"replay plan {name} has reserved it; `dlqbatch replay abort {name}` lets it go"
+            return Change(row_id, row.status, row.status, is_done=False, why=why)
+        moves = path_of_discard(row.status)
+        if not moves:
+            return Change(row_id, row.status, row.status, is_done=False, why="it is archived already")
+        if not dry_run:
             if row.status == Status.PROCESSING:
-                return Change(row_id, row.status, row.status, is_done=False, why=_held(row))
-            moves = path_of_discard(row.status)
-            if not moves:
-                return Change(row_id, row.status, row.status, is_done=False, why="it is archived already")
-            if not dry_run:
-                _carry_out(connection, row_id, moves, now, actor, reason)
-            return Change(row_id, row.status, Status.ARCHIVED, is_done=True)
+                # It was sent, and may never be resolved: nobody waits for it any more.
+                given_up = update(ATTEMPTS).where(ATTEMPTS.c.message_id == row_id, ATTEMPTS.c.closed_at.is_(None))
+                connection.execute(given_up.values(closed_at=now, outcome="abandoned"))
+            carry_out(connection, row_id, moves, now, actor, reason, row.lock_token)
+        return Change(row_id, row.status, Status.ARCHIVED, is_done=True)
 
-    def _restore(self, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
-        with (reading if dry_run else writing)(self._engine) as connection:
-            row = _row(connection, row_id, lock=not dry_run)
-            if row is None:
-                return _missing(row_id)
-            if row.status != Status.ARCHIVED:
-                why = f"it is {row.status}; only what is archived can be restored"
-                return Change(row_id, row.status, row.status, is_done=False, why=why)
-            if not dry_run:
-                _carry_out(connection, row_id, path(row.status, Status.MANUAL, by_person=True), now, actor, reason)
-            return Change(row_id, row.status, Status.MANUAL, is_done=True)
+
+def _restore(kept: Kept, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
+    with (reading if dry_run else writing)(kept) as connection:
+        row = _row(connection, row_id, lock=not dry_run)
+        if row is None:
+            return _missing(row_id)
+        if row.status != Status.ARCHIVED:
+            why = f"it is {row.status}; only what is archived can be restored"
+            return Change(row_id, row.status, row.status, is_done=False, why=why)
+        if not dry_run:
+            carry_out(connection, row_id, path(row.status, Status.MANUAL, by_person=True), now, actor, reason)
+        return Change(row_id, row.status, Status.MANUAL, is_done=True, why=_replaced(connection, row.identity))
+
+
+def _replaced(connection: Connection, identity: str) -> str:
+    """What to know of an original that an edit has replaced; nothing of any other message."""
+    arrival = (_T.message_id == _M.id) & _T.from_status.is_(None) & _T.reason.startswith(EDIT_OF, autoescape=True)
+    asked = select(_M.id, _M.status).where(_M.parent == identity, select(_T.id).where(arrival).exists())
+    newest = connection.execute(asked.order_by(_M.id.desc()).limit(1)).one_or_none()
+    if newest is None:
+        return ""
+    return f"message {newest.id} ({newest.status}) took its place in an edit; whoever replays both sends it twice"
 
 
 def _row(connection: Connection, row_id: int, *, lock: bool) -> Any:
     if not 0 < row_id <= LARGEST_ID:
         return None
-    asked = select(_M.status, _M.lock_owner, _M.lease_until).where(_M.id == row_id)
+    columns = (_M.identity, _M.status, _M.lock_owner, _M.lock_token, _M.lease_until, _M.plan_id)
+    asked = select(*columns).where(_M.id == row_id)
     return connection.execute(asked.with_for_update() if lock else asked).one_or_none()
 
 
-def _carry_out(
-    connection: Connection, row_id: int, moves: Sequence[Move], now: datetime, actor: str, reason: str
+def carry_out(
+    connection: Connection,
+    row_id: int,
+    moves: Sequence[Move],
+    now: datetime,
+    actor: str,
+    reason: str,
+    token: str | None = None,
 ) -> None:
-    """The row is locked by this transaction, and not processing: nobody else can come in between."""
-    token = None
+    """The row is locked by this transaction, and has no lease: nobody else can come in between."""
     for step in moves:
         columns: dict[str, Any] = {"next_retry_at": None}
         lock = token
@@ -297,18 +344,13 @@ def _missing(row_id: int) -> Change:
 
 
 def _held(row: Any) -> str:
-    if row.lease_until is None:
-        return (
-            "a retry of it is under way; the lifecycle decides what became of it. Discard it when it is no longer "
-            "processing"
-        )
     return (
         f"{row.lock_owner or 'a worker'} works on it until {row.lease_until:%Y-%m-%d %H:%M:%S} UTC. "
         "Discard it when it is no longer processing; a run of the lifecycle takes over what was left behind"
     )
 
 
-def _check_person(actor: str) -> None:
+def check_person(actor: str) -> None:
     if not actor.strip() or actor in states.JOBS:
         raise NotUnderstood(
             f"'{actor}' does not name a person, and the journal has to: give a name with --actor. Nothing was changed."

@@ -6,9 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from dlqbatch.deadstore.given import add, among, apart, given, listing
 from dlqbatch.deadstore.tables import MESSAGES, TRANSITIONS
 from dlqbatch.deadstore.text import key
 from dlqbatch.policy.lifecycle import Status, check
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import Connection
 
 JOBS: Final = frozenset({"ingest", "lifecycle", "retain"})
 """Actors that are programs; every other actor is a person, to whom the table allows more."""
@@ -34,7 +35,7 @@ _NEW: Final[Mapping[str, Any]] = {
     "ack_proven": False,
 }
 _SMALL_BODIES: Final = 4 * 1024 * 1024
-"""Bytes of bodies that may be sent in an array, where they take twice their size and more."""
+"""Bytes of bodies that may be sent in an array, which is one more copy of them."""
 _OURS: Final = frozenset({"id", "status", "status_since", "updated_at"})
 
 
@@ -81,7 +82,7 @@ def move_many(connection: Connection, moves: Sequence[RowMove], at: datetime, ac
         raise ValueError("one row can move only once in a batch")
     found = connection.execute(
         select(MESSAGES.c.id, MESSAGES.c.status, MESSAGES.c.lock_token)
-        .where(MESSAGES.c.id.in_(prepared))
+        .where(among(connection, MESSAGES.c.id, prepared))
         .order_by(MESSAGES.c.id)  # two batches that share rows lock them in the same order
         .with_for_update()
     )
@@ -90,14 +91,27 @@ def move_many(connection: Connection, moves: Sequence[RowMove], at: datetime, ac
         for row_id, status, token in found
         if (status, token) == (prepared[row_id][0].from_, prepared[row_id][0].token)
     ]
-    alike = defaultdict(list)
-    for entry, values in won:
-        alike[frozenset(values)].append({"_id": entry.row_id, **values})
-    for names, rows in alike.items():
-        changing = update(MESSAGES).where(MESSAGES.c.id == bindparam("_id"))
-        connection.execute(changing.values({name: bindparam(name) for name in names}), rows)
-    _journal(connection, (_entry(one.row_id, one.from_, one.to, at, actor, one.reason) for one, _ in won))
+    _change(connection, won, at, actor)
     return {entry.row_id for entry, _ in won}
+
+
+def move_locked(connection: Connection, moves: Sequence[RowMove], at: datetime, actor: str) -> None:
+    """Move rows that this transaction has locked, and found in the state and with the token that their moves name."""
+    _change(connection, [(entry, _values(entry, at, actor)) for entry in moves], at, actor)
+
+
+def _change(connection: Connection, moves: Sequence[tuple[RowMove, dict[str, Any]]], at: datetime, actor: str) -> None:
+    """One statement for all moves that set the same columns."""
+    alike = defaultdict(list)
+    for entry, values in moves:
+        alike[frozenset(values)].append({"id": entry.row_id, **values})
+    for rows in alike.values():
+        shared, own = apart(rows, "id")
+        listed = given(connection, {MESSAGES.c[name]: values for name, values in own.items()})
+        changing = update(MESSAGES).where(MESSAGES.c.id == listed.c.id)
+        del own["id"]
+        connection.execute(changing.values({**shared, **{name: listed.c[name] for name in own}}))
+    _journal(connection, (_entry(one.row_id, one.from_, one.to, at, actor, one.reason) for one, _ in moves))
 
 
 def arrive(
@@ -131,11 +145,8 @@ def _insert(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, int
     is_postgresql = connection.dialect.name == "postgresql"
     adding = (postgresql if is_postgresql else sqlite).insert(MESSAGES)
     if is_postgresql and sum(len(row["body"]) for row in rows) <= _SMALL_BODIES:
-        # One array for each column: a short statement, always the same. psycopg takes a list of values for each row
-        # apart anew every time, which costs as much as the insert itself.
-        names = list(rows[0])
-        columns = (_array(name, [row[name] for row in rows]) for name in names)
-        adding = adding.from_select(names, select(*columns), include_defaults=False)
+        # psycopg takes a list of values for each row apart anew every time, which costs as much as the insert itself.
+        adding = adding.from_select(*listing(connection, MESSAGES, rows, "identity"), include_defaults=False)
         parameters: list[dict[str, Any]] | None = None
     else:
         parameters = rows
@@ -148,10 +159,6 @@ def _insert(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, int
     return {row.identity: row.id for row in found}
 
 
-def _array(name: str, values: list[Any]) -> ColumnElement[Any]:
-    return func.unnest(bindparam(name, values, type_=postgresql.ARRAY(MESSAGES.c[name].type, dimensions=1)))
-
-
 def note(connection: Connection, row_id: int, at: datetime, actor: str, reason: str) -> bool:
     """A line in the journal that changes no state; False if there is no such row."""
     return note_many(connection, {row_id: reason}, at, actor) == 1
@@ -159,7 +166,9 @@ def note(connection: Connection, row_id: int, at: datetime, actor: str, reason: 
 
 def note_many(connection: Connection, reasons: Mapping[int, str], at: datetime, actor: str) -> int:
     """One line for each row id; says how many of the rows there are."""
-    found = connection.execute(select(MESSAGES.c.id, MESSAGES.c.status).where(MESSAGES.c.id.in_(reasons)))
+    found = connection.execute(
+        select(MESSAGES.c.id, MESSAGES.c.status).where(among(connection, MESSAGES.c.id, reasons))
+    )
     entries = [_entry(row_id, status, status, at, actor, reasons[row_id]) for row_id, status in found]
     _journal(connection, entries)
     return len(entries)
@@ -193,4 +202,4 @@ def _entry(row_id: int, from_: Status | None, to: Status, at: datetime, actor: s
 def _journal(connection: Connection, entries: Iterable[dict[str, Any]]) -> None:
     lines = list(entries)
     if lines:
-        connection.execute(insert(TRANSITIONS), lines)
+        add(connection, TRANSITIONS, lines, "message_id")

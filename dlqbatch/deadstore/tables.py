@@ -8,6 +8,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Float,
     ForeignKey,
     Identity,
     Index,
@@ -23,15 +24,20 @@ from sqlalchemy import (
 
 from dlqbatch.deadstore.column_types import BIGINT, Json, Name, Named, Shown, Time
 from dlqbatch.deadstore.text import LONGEST_NOTE, LONGEST_TEXT
+from dlqbatch.policy.breaker import Phase
+from dlqbatch.policy.classify import On
 from dlqbatch.policy.lifecycle import Status, pairs
 from dlqbatch.policy.strategy import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sqlalchemy import ColumnElement
+    from sqlalchemy import ColumnElement, TextClause
 
 OUTCOMES: Final = ("abandoned", "failed", "succeeded")
+PLAN_STATES: Final = ("planned", "applying", "done", "stopped", "aborted")
+ITEM_STATES: Final = ("waiting", "sent", "skipped")
+SEVERITIES: Final = ("warning", "critical")
 
 # Literals, word for word the condition of a partial index: with a parameter in it neither planner could use the index.
 IS_DUE: Final = "status = 'pending' AND is_due AND plan_id IS NULL"
@@ -39,6 +45,8 @@ WAITS_FOR_ITS_TIME: Final = "status = 'pending' AND NOT is_due AND next_retry_at
 HAS_LEASE: Final = "status = 'processing' AND lease_until IS NOT NULL"
 IS_OPEN: Final = "closed_at IS NULL"
 ACK_UNPROVEN: Final = "NOT ack_proven"
+TAKEN_BY: Final = "substr(identity, 1, 24)"
+"""Of a row without an id: the run of ingest that took it, which is how its identity begins."""
 
 
 def one_of(column: str, values: Iterable[str]) -> str:
@@ -52,7 +60,7 @@ def _allowed() -> str:
     return one_of("coalesce(from_status, '') || '>' || to_status", written)
 
 
-def _partial(name: str, *columns: ColumnElement[Any], where: str) -> Index:
+def _partial(name: str, *columns: ColumnElement[Any] | TextClause, where: str) -> Index:
     return Index(
         name,
         *columns,
@@ -130,7 +138,7 @@ Index("dlq_messages_by_error", _M.error_type, _M.created_at, _M.id)
 Index("dlq_messages_by_status", _M.status, _M.created_at, _M.id)
 Index("dlq_messages_by_age_in_status", _M.status, _M.status_since, _M.id)
 Index("dlq_messages_groups", _M.status, _M.fingerprint, _M.created_at)
-_partial("dlq_messages_unproven", _M.full_digest, where=ACK_UNPROVEN)
+_partial("dlq_messages_unproven", text(TAKEN_BY), _M.full_digest, where=ACK_UNPROVEN)
 _partial("dlq_messages_due", _M.priority.desc(), _M.created_at, _M.id, where=IS_DUE)
 _partial("dlq_messages_waiting", _M.next_retry_at, where=WAITS_FOR_ITS_TIME)
 _partial("dlq_messages_leases", _M.lease_until, where=HAS_LEASE)
@@ -190,3 +198,112 @@ RUNS: Final = Table(
 )
 Index("dlq_runs_by_job", RUNS.c.job, RUNS.c.started_at)
 Index("dlq_runs_by_time", RUNS.c.started_at)
+
+RULES: Final = Table(
+    "dlq_rules",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("position", Integer, nullable=False),
+    Column("match_on", Named(On), nullable=False),
+    Column("pattern", Text, nullable=False),
+    Column("strategy", Named(Strategy), nullable=False),
+    CheckConstraint(one_of("match_on", On), name="dlq_rules_match_on"),
+    CheckConstraint(one_of("strategy", Strategy), name="dlq_rules_strategy"),
+)
+
+BREAKERS: Final = Table(
+    "dlq_breakers",
+    metadata,
+    Column("origin", Name, primary_key=True),
+    Column("phase", Named(Phase), nullable=False),
+    Column("since", Time),
+    Column("probe", Text),
+    Column("counted_from", Time),
+    Column("sent", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    Column("sent_before", Integer, nullable=False),
+    Column("failed_before", Integer, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    CheckConstraint(one_of("phase", Phase), name="dlq_breakers_phase"),
+)
+
+PLANS: Final = Table(
+    "dlq_plans",
+    metadata,
+    Column("id", BIGINT, Identity(), primary_key=True),
+    Column("hash", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("state_since", Time, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("actor", Name, nullable=False),
+    Column("reason", Shown(LONGEST_NOTE), nullable=False),
+    Column("filters", Json, nullable=False),
+    Column("to_queue", Name),
+    Column("size", Integer, nullable=False),
+    Column("risks", Json, nullable=False),
+    Column("progress", Json, nullable=False, server_default=text("'{}'")),
+    UniqueConstraint("hash", name="dlq_plans_hash"),
+    CheckConstraint(one_of("state", PLAN_STATES), name="dlq_plans_state"),
+    sqlite_autoincrement=True,
+)
+Index("dlq_plans_by_time", PLANS.c.created_at)
+
+PLAN_ITEMS: Final = Table(
+    "dlq_plan_items",
+    metadata,
+    Column("plan_id", BIGINT, ForeignKey("dlq_plans.id", ondelete="CASCADE"), primary_key=True),
+    Column("place", Integer, primary_key=True),
+    Column("message_id", BIGINT, nullable=False),
+    Column("seen_status", Named(Status), nullable=False),
+    Column("seen_updated_at", Time, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("attempt", Integer),
+    Column("reason", Shown(LONGEST_NOTE)),
+    UniqueConstraint("plan_id", "message_id", name="dlq_plan_items_once"),
+    CheckConstraint(one_of("state", ITEM_STATES), name="dlq_plan_items_state"),
+)
+Index("dlq_plan_items_by_state", PLAN_ITEMS.c.plan_id, PLAN_ITEMS.c.state, PLAN_ITEMS.c.place)
+
+ALERTS: Final = Table(
+    "dlq_alerts",
+    metadata,
+    Column("id", BIGINT, Identity(), primary_key=True),
+    Column("name", Name, nullable=False),
+    Column("subject", Name, nullable=False),
+    Column("severity", Text, nullable=False),
+    Column("fired_at", Time, nullable=False),
+    Column("resolved_at", Time),
+    Column("value", Float),
+    Column("threshold", Float),
+    Column("summary", Shown(LONGEST_NOTE), nullable=False),
+    Column("fired_told_at", Time),
+    Column("resolved_told_at", Time),
+    Column("telling_until", Time),
+    Column("tries", Integer, nullable=False, server_default=text("0")),
+    CheckConstraint(one_of("severity", SEVERITIES), name="dlq_alerts_severity"),
+    sqlite_autoincrement=True,
+)
+Index("dlq_alerts_by_name", ALERTS.c.name, ALERTS.c.subject, ALERTS.c.fired_at)
+_partial("dlq_alerts_active", ALERTS.c.name, ALERTS.c.subject, where="resolved_at IS NULL").unique = True
+_partial(
+    "dlq_alerts_untold",
+    ALERTS.c.id,
+    where="fired_told_at IS NULL OR (resolved_at IS NOT NULL AND resolved_told_at IS NULL)",
+)
+
+COLD_COPIES: Final = Table(
+    "dlq_cold_copies",
+    metadata,
+    Column(
+        "message_id", BIGINT, ForeignKey("dlq_messages.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    ),
+    Column("part", Name, nullable=False),
+    Column("written_at", Time, nullable=False),
+)
+
+UNPROVEN_RUNS: Final = Table(
+    "dlq_unproven_runs",
+    metadata,
+    Column("run", Text, primary_key=True),
+    Column("since", Time, nullable=False),
+)

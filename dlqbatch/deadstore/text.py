@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -23,6 +22,8 @@ _REFUSED: Final = re.compile("[\0\ud800-\udfff]")
 
 def visible(value: str | bytes, longest: int = LONGEST_TEXT) -> str:
     r"""NUL as `\x00`, a byte that is no UTF-8 as `\xff`, a lone surrogate as `\ud800`; at most `longest` characters."""
+    if isinstance(value, str) and len(value) <= longest and value.isascii() and "\0" not in value:
+        return value  # as nearly all are
     if isinstance(value, bytes):
         # No character takes more than four bytes: what lies behind cannot be shown, however long it is.
         value = value[: 4 * longest + 4].decode("utf-8", "backslashreplace")
@@ -32,10 +33,14 @@ def visible(value: str | bytes, longest: int = LONGEST_TEXT) -> str:
 
 def key(value: str | bytes) -> str:
     """A name to look something up by: a long one is cut, and told from its like by its SHA-256."""
+    if isinstance(value, str) and len(value) <= LONGEST_NAME and value.isascii() and "\0" not in value:
+        return value  # as nearly all are
     full = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
     shown = visible(value, LONGEST_NAME + 1)
     if len(shown) <= LONGEST_NAME:
         return shown
+    import hashlib  # noqa: PLC0415  (it loads OpenSSL, for the few names that are too long)
+
     digest = hashlib.sha256(full).hexdigest()
     return shown[: LONGEST_NAME - len(digest) - 1] + _CUT + digest
 

@@ -6,7 +6,18 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dlqbatch.message.headers import HISTORY, LAST_DEATH_QUEUE, LAST_DEATH_REASON, X_DEATH, Headers
-from dlqbatch.message.table import ARRAY, LONGEST_NAME, TABLE, Field, UnreadableTable, first_fields, first_item, items
+from dlqbatch.message.table import (
+    ARRAY,
+    LONGEST_NAME,
+    SECONDS,
+    TABLE,
+    Field,
+    UnreadableTable,
+    first_fields,
+    first_item,
+    items,
+    new,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -55,7 +66,11 @@ def newest_death(headers: Headers, ignored_queues: Container[str], *, trust_last
     x-death[0] is the newest on 3.x. From 4.0 the broker names the newest in x-last-death-*; before that, such a
     header is a client's.
     """
-    counting = [death for death in deaths(headers) if death.queue and death.queue not in ignored_queues]
+    told = deaths(headers)
+    if len(told) == 1:
+        # As of most failures: there is nothing to choose from.
+        return told[0] if told[0].queue and told[0].queue not in ignored_queues else None
+    counting = [death for death in told if death.queue and death.queue not in ignored_queues]
     if len(counting) > 1:
         if counting[0].queue.endswith(_DRAMATIQ_DEAD):
             # Dramatiq keeps its dead in NAME.XQ; a message that died there too failed where it died before.
@@ -82,8 +97,38 @@ def _read_all(x_death: bytes) -> tuple[Death, ...]:
     return tuple(found)
 
 
+def _read_again(x_death: bytes) -> tuple[Death, ...]:
+    """What `_read_all` reads: of a death that differs from a known one in its time alone, only the time."""
+    head, *rest = x_death.split(_TIME)
+    known = _timeless((head, *[piece[8:] for piece in rest]))
+    if known is None or min(map(len, rest)) < 8:  # noqa: PLR2004  (bytes of a time)
+        return _read_all(x_death)
+    times = [SECONDS(piece)[0] for piece in rest]
+    return tuple(
+        [
+            new(Death, (*death[:5], time if time <= LATEST_TIME else None, death.original_expiration))
+            for death, time in zip(known, times, strict=True)
+        ]
+    )
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _timeless(pieces: tuple[bytes, ...]) -> tuple[Death, ...] | None:
+    """The deaths of an x-death that was cut at its times; None if what was cut out is anything else.
+
+    Read with the times 1, 2, 3, each death must have its own. Then those bytes are read as times and as nothing else,
+    so that whatever stands in their place, the rest is read the same.
+    """
+    numbers = range(1, len(pieces))
+    x_death = pieces[0] + b"".join(_TIME + number.to_bytes(8, "big") + pieces[number] for number in numbers)
+    found = _read_all(x_death)
+    return found if numbers and [death.time for death in found] == [*numbers] else None
+
+
+_TIME: Final = b"\x04timeT"
+
 # Messages that failed in the same queue in the same second, with the same key, died the same death.
-_remembered = lru_cache(maxsize=_REMEMBERED)(_read_all)
+_remembered = lru_cache(maxsize=_REMEMBERED)(_read_again)
 
 
 def _read(content: bytes) -> Death:

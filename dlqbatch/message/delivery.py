@@ -14,7 +14,7 @@ class Receipt(Protocol):
     queue: str
 
     def settle(self, tag: int) -> None: ...
-    def hold(self, tag: int) -> None: ...
+    def hold(self, tag: int, reason: str | None) -> None: ...
 
 
 class Delivery:
@@ -48,6 +48,17 @@ class Delivery:
     def body(self) -> bytes:
         """Joined from its frames, each without its end mark."""
         return b"".join(chunk[:-1] for chunk in self.chunks or ())
+
+
+class Offer(NamedTuple):
+    """A message that a store has for the broker, as it was once delivered."""
+
+    tag: int
+    """Whatever the store knows it by."""
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
 
 
 class Route(NamedTuple):

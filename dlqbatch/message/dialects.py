@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import json
 import re
-from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dlqbatch.message.table import TEXT_TAGS, UnreadableTable, fields
+from dlqbatch.message.table import first_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,25 +42,13 @@ def failure(foreign: bytes, deaths: Sequence[Death], body: bytes = b"") -> Failu
 
     `foreign` is the encoded entries of a header table. `deaths` are the newest first, without those in queues of ours.
     """
-    said = _texts(foreign)
+    said = {name: value.decode("utf-8", "replace") for name, value in first_texts(foreign).items()}
     for dialect in (_spring, _masstransit, _nservicebus):
         told = dialect(said)
         if any(told):
             return told
     told = _dramatiq(body)
     return told if any(told) else _broker(deaths)
-
-
-def _texts(foreign: bytes) -> dict[bytes, str]:
-    """Every header that is a text; of two with one name the first, as for the broker."""
-    found: dict[bytes, str] = {}
-    try:
-        for name, field in fields(foreign):
-            if field.tag in TEXT_TAGS:
-                found.setdefault(name, field.value.decode("utf-8", "replace"))
-    except (UnreadableTable, IndexError, StructError):
-        return found
-    return found
 
 
 # --- Spring AMQP

@@ -9,7 +9,7 @@ from dlqbatch.message import headers as names
 from dlqbatch.message.deaths import LATEST_TIME
 from dlqbatch.message.headers import Headers, scan
 from dlqbatch.message.properties import Properties, split
-from dlqbatch.message.table import ARRAY, LONGEST_NAME, TEXT_TAGS, UnreadableTable, to_text
+from dlqbatch.message.table import ARRAY, LONGEST_NAME, TEXT_TAGS, UnreadableTable, new, to_text
 
 
 class Origin(NamedTuple):
@@ -37,6 +37,10 @@ class Journey(NamedTuple):
     attempt: int | None = None
     expiration: str | None = None
 
+    def retried(self, retries: int) -> Journey:
+        """The same with another count."""
+        return new(Journey, (self.id, self.parent, retries, *self[3:]))
+
 
 class Envelope(NamedTuple):
     exchange: str
@@ -57,7 +61,7 @@ def open_envelope(exchange: str, routing_key: str, redelivered: bool, body_size:
     except (UnreadableTable, IndexError, StructError):
         cut = Properties(properties, 0, 2, 2, 2, len(properties), None, None)
         return Envelope(exchange, routing_key, redelivered, body_size, cut, None)
-    return Envelope(exchange, routing_key, redelivered, body_size, cut, headers)
+    return new(Envelope, (exchange, routing_key, redelivered, body_size, cut, headers))
 
 
 _UNMARKED: Final = Journey()
@@ -69,21 +73,22 @@ def journey_so_far(headers: Headers) -> Journey | str:
         return _UNMARKED
     texts: dict[bytes, str] = {}
     numbers: dict[bytes, int] = {}
+    range_of = _RANGES.get
     for name, field in headers.ours.items():
+        tag, value = field
         if name in _TEXTS:
-            tag, value = field
             if tag not in TEXT_TAGS or len(value) > LONGEST_NAME:
                 return name.decode()
             texts[name] = to_text(value)
-        elif name in _RANGES:
+        elif (valid := range_of(name)) is not None:
             number = field.as_timestamp() if name == names.FIRST_FAILED_AT else field.as_integer()
-            if number is None or number not in _RANGES[name]:
+            if number is None or number not in valid:
                 return name.decode()
             numbers[name] = number
-        elif name == names.HISTORY and field.tag != ARRAY:
+        elif tag != ARRAY and name == names.HISTORY:
             return name.decode()
     text_of, number_of = texts.get, numbers.get
-    return Journey(
+    told = (
         text_of(names.ID, ""),
         text_of(names.PARENT),
         number_of(names.RETRIES, 0),
@@ -93,6 +98,7 @@ def journey_so_far(headers: Headers) -> Journey | str:
         number_of(names.ATTEMPT),
         text_of(names.EXPIRATION),
     )
+    return new(Journey, told)
 
 
 def valid_id(headers: Headers) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from dlqbatch.message.mask import masked
@@ -65,14 +66,25 @@ _ANONYMOUS: Final = re.compile(
 
 def fingerprint(failure: Failure, origin: str = "") -> str:
     """`origin` is the name of the queue where it failed."""
-    chain = traces(failure.stack) if failure.stack else ()
-    chosen = _chosen(chain, failure.type)
-    named = simple_type(chosen.type if chosen is not None and chosen.type else failure.type or "")
-    if chosen is not None:
-        frame = _frame(chain, chosen)
-        if frame is not None:
-            return _hash("frame", named, frame)
+    stack, told_type = failure.stack or "", failure.type or ""
+    named, frame = (_remembered if len(stack) <= _ORDINARY_SIZE else _named)(stack, told_type)
+    if frame is not None:
+        return _hash("frame", named, frame)
     return _hash("message", named, masked(failure.message or ""), _ANONYMOUS.sub("*", origin))
+
+
+def _named(stack: str, told_type: str) -> tuple[str, str | None]:
+    """The type that counts, and the frame of the application, if there is one."""
+    chain = traces(stack) if stack else ()
+    chosen = _chosen(chain, told_type)
+    named = simple_type(chosen.type if chosen is not None and chosen.type else told_type)
+    return named, _frame(chain, chosen) if chosen is not None else None
+
+
+_ORDINARY_SIZE: Final = 16_384
+"""Characters of a stack that is worth remembering; more of them would fill the memory."""
+_remembered: Final = lru_cache(maxsize=256)(_named)
+"""What failed once fails in the same place again, and to read a stack costs more than all else about a message."""
 
 
 def _chosen(chain: Sequence[Trace], told_type: str | None) -> Trace | None:

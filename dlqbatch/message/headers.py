@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dlqbatch.message.table import LENGTH, SIZES, Field, UnreadableTable
+from dlqbatch.message.table import LENGTH, SIZES, Field, UnreadableTable, new
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PREFIX: Final = b"dlqbatch-"
 ID: Final = b"dlqbatch-id"
@@ -81,15 +85,33 @@ NONE: Final = Headers(b"", {}, {}, {})
 def scan(data: bytes, position: int, stop: int) -> Headers:
     """Sort a table's entries; of two entries with one name the first counts, as for the broker.
 
-    This is the hot path of every run: one loop, no call per entry.
+    The hot path of every run. Messages that failed alike have tables alike: with the entries of one seen before, and
+    other values in them, they need not be walked.
     """
+    layout = _layouts.get(stop - position)
+    if layout is not None and stop <= len(data):
+        parts = layout.cut(data, position)
+        if parts[::2] == layout.heads:
+            found: tuple[dict[bytes, Field], ...] = ({}, {}, {})
+            for kind, name, tag, number in layout.kept:
+                found[kind][name] = new(Field, (tag, parts[number]))
+            foreign = b"".join([data[position + start : position + end] for start, end in layout.foreign])
+            return new(Headers, (foreign, found[_IS_OURS], found[_IS_BROKERS], found[_IS_CLAIM]))
+    headers = walk(data, position, stop)
+    if layout is None and stop - position <= _ORDINARY_SIZE:
+        _remember(data[position:stop])
+    return headers
+
+
+def walk(data: bytes, position: int, stop: int) -> Headers:
+    """What `scan` finds, entry by entry: one loop, no call for each."""
     ours: dict[bytes, Field] = {}
     brokers: dict[bytes, Field] = {}
     claims: dict[bytes, Field] = {}
     found = (claims, ours, brokers)
     foreign = b""
     span_start = position
-    sizes, kind_of, length, new = SIZES, _KINDS.get, LENGTH, tuple.__new__
+    sizes, kind_of, length = SIZES, _KINDS.get, LENGTH
     while position < stop:
         entry_start = position
         name_end = position + 1 + data[position]
@@ -108,7 +130,6 @@ def scan(data: bytes, position: int, stop: int) -> Headers:
         if kind is None:
             continue
         if name not in found[kind]:
-            # What Field(tag, ...) does, at half its price.
             found[kind][name] = new(Field, (tag, data[start:position]))
         if kind:
             if entry_start > span_start:
@@ -118,4 +139,59 @@ def scan(data: bytes, position: int, stop: int) -> Headers:
         raise UnreadableTable
     if stop > span_start:
         foreign += data[span_start:stop]
-    return Headers(foreign, ours, brokers, claims)
+    return new(Headers, (foreign, ours, brokers, claims))
+
+
+class _Layout(NamedTuple):
+    """The entries of a table without their values."""
+
+    cut: Callable[[bytes, int], tuple[bytes, ...]]
+    """Of a table that lies there: what stands before each value, and each value that is not foreign, else nothing."""
+    heads: tuple[bytes, ...]
+    """Name, type and length of each: with the same, a table has its values in the same places."""
+    kept: tuple[tuple[int, bytes, int, int], ...]
+    """What is not foreign: its kind, name and type, and which of the parts its value is."""
+    foreign: tuple[tuple[int, int], ...]
+    """From where to where, counted from the table's start."""
+
+
+_LAYOUTS_KEPT: Final = 1024
+_ORDINARY_SIZE: Final = 8192
+"""Bytes of a table that is worth remembering; more of them would fill the memory."""
+_layouts: dict[int, _Layout | None] = {}
+"""By the size of the table; None after the first of a size, for it may be the only one."""
+
+
+def _remember(table: bytes) -> None:
+    if len(table) not in _layouts:
+        if len(_layouts) >= _LAYOUTS_KEPT:
+            _layouts.clear()
+        _layouts[len(table)] = None
+    else:
+        _layouts[len(table)] = _layout(table)
+
+
+def _layout(table: bytes) -> _Layout:
+    """Of a table that was walked: it holds together."""
+    form, position = "", 0
+    heads: list[bytes] = []
+    kept: dict[bytes, tuple[int, bytes, int, int]] = {}
+    spans = [(0, 0)]
+    while position < len(table):
+        start = position
+        name_end = position + 1 + table[position]
+        name, tag = table[position + 1 : name_end], table[name_end]
+        size, position = SIZES[tag], name_end + 1
+        if size < 0:
+            size, position = LENGTH(table, position)[0], position + 4
+        kind = _KINDS.get(name)
+        heads.append(table[start:position])
+        form += f"{position - start}s{0 if kind is None else size}s{size if kind is None else 0}x"
+        position += size
+        if kind is not None:
+            kept.setdefault(name, (kind, name, tag, 2 * len(heads) - 1))
+        if not kind:
+            if spans[-1][1] == start:
+                start, _ = spans.pop()
+            spans.append((start, position))
+    return _Layout(Struct(form).unpack_from, tuple(heads), tuple(kept.values()), tuple(spans))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from dlqbatch.message.table import LENGTH, UnreadableTable
+from dlqbatch.message.table import LENGTH, UnreadableTable, new
 
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _DELIVERY_MODE = 0x8000, 0x4000, 0x2000, 0x1000
 _EXPIRATION, _USER_ID, _TIMESTAMP, _PRIORITY = 0x0100, 0x0010, 0x0040, 0x0800
@@ -56,7 +56,7 @@ def split(data: bytes) -> Properties:
         expiration, user_id = parts.get(_EXPIRATION), parts.get(_USER_ID)
         expiration = expiration and expiration[1:]
         user_id = user_id and user_id[1:]
-    return Properties(data, flags, head_end, table_start, table_end, position, expiration, user_id)
+    return new(Properties, (data, flags, head_end, table_start, table_end, position, expiration, user_id))
 
 
 def join(properties: Properties, table: bytes, login: bytes) -> bytes:

@@ -56,7 +56,10 @@ def stamp(
     if envelope.headers is None:
         foreign = encode_field(UNREADABLE, Field(BYTES, envelope.properties.data))
     history = _history(headers)
-    for ours in (required + optional + history, required + optional, required):
+    encoded = join(envelope.properties, foreign + required + optional + history, login)
+    if len(encoded) <= limit:
+        return encoded
+    for ours in (required + optional, required):
         encoded = join(envelope.properties, foreign + ours, login)
         if len(encoded) <= limit:
             return encoded
@@ -94,7 +97,7 @@ def _optional(envelope: Envelope, headers: Headers, journey: Journey, login: byt
     if journey.parent is not None:
         parts += encode_text(names.PARENT, journey.parent)
     if journey.first_failed_at is not None:
-        parts += encode_timestamp(names.FIRST_FAILED_AT, journey.first_failed_at)
+        parts += _first_failed_at(journey.first_failed_at)
     expiration = envelope.properties.expiration
     if expiration is not None:
         parts += encode_text(names.EXPIRATION, to_text(expiration))
@@ -126,6 +129,11 @@ def _count(name: bytes, number: int) -> bytes:
     return encode_integer(name, number)
 
 
+@lru_cache(maxsize=1024)
+def _first_failed_at(seconds: int) -> bytes:
+    return encode_timestamp(names.FIRST_FAILED_AT, seconds)
+
+
 _DEATHS_TELL_IT: Final = frozenset(name for name in names.BROKERS if name.startswith((b"x-first", b"x-last", X_DEATH)))
 
 
@@ -138,16 +146,19 @@ def _history(headers: Headers) -> bytes:
     content = x_death.value if x_death is not None and _is_readable(x_death) else b""
     # What no death tells is kept as a table of its own; an array that does not hold together, as plain bytes.
     noted = b""
-    for name, field in brokers.items():
-        if not content or name not in _DEATHS_TELL_IT:
-            noted += encode_field(name, _as_bytes(field) if name == X_DEATH else field)
+    if not content or not brokers.keys() <= _DEATHS_TELL_IT:
+        for name, field in brokers.items():
+            if not content or name not in _DEATHS_TELL_IT:
+                noted += encode_field(name, _as_bytes(field) if name == X_DEATH else field)
+    before = b""
     if old is not None:
         if _is_readable(old):
-            content += old.value
+            before = old.value
         else:
             noted += encode_field(names.HISTORY, _as_bytes(old))
     if noted:
-        content = encode_item(Field(TABLE, noted)) + content
+        content += encode_item(Field(TABLE, noted))
+    content += before
     if len(content) > HISTORY_LIMIT:
         content = _cut(content)
     return encode_field(names.HISTORY, Field(ARRAY, content))
@@ -166,8 +177,8 @@ def _cut(content: bytes) -> bytes:
     size = 0
     for item in items(content):
         encoded = encode_item(item)
-        size += len(encoded)
-        if size > HISTORY_LIMIT:
-            break
-        kept.append(encoded)
+        # What does not fit may be a note, such as a long CC: that must not cost the deaths behind it.
+        if size + len(encoded) <= HISTORY_LIMIT:
+            size += len(encoded)
+            kept.append(encoded)
     return b"".join(kept)

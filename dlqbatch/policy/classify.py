@@ -20,7 +20,7 @@ from dlqbatch.policy.strategy import Strategy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_LOOKED_AT: Final = 2048
+LOOKED_AT: Final = 2048
 """Characters of a type or text that a pattern is held against."""
 _LONGEST_PATTERN: Final = 1000
 _MOST_WAYS: Final = 10_000
@@ -101,7 +101,7 @@ def _match(rule: Rule, failure_type: str | None, message: str | None) -> Match |
     pattern = compiled(rule.pattern)
     for on, text in ((On.TYPE, failure_type), (On.TEXT, message)):
         if text and rule.on in {on, On.ANY}:
-            found = pattern.search(text[:_LOOKED_AT])
+            found = pattern.search(text[:LOOKED_AT])
             if found is not None:
                 return Match(rule, on, found[0])
     return None
@@ -209,11 +209,11 @@ class _Parser:
         sign = self._next()
         least, most = 1, 1
         if sign and sign in "?*+":
-            least, most = {"?": (0, 1), "*": (0, _LOOKED_AT), "+": (1, _LOOKED_AT)}[sign]
+            least, most = {"?": (0, 1), "*": (0, LOOKED_AT), "+": (1, LOOKED_AT)}[sign]
             self._at += 1
         elif (counts := self._COUNTS.match(self._pattern, self._at)) and (counts[1] or counts[2]):
             least = int(counts[1] or 0)
-            most = int(counts[3] or _LOOKED_AT) if counts[2] else least
+            most = int(counts[3] or LOOKED_AT) if counts[2] else least
             self._at = counts.end()
         else:
             return ways
@@ -221,4 +221,4 @@ class _Parser:
             self._at += 1
         if most > 1 and ways > 1:
             raise RuleRefused(self._pattern, "what it repeats can itself match in several ways; repeat something plain")
-        return ways * (min(most, _LOOKED_AT) - min(least, _LOOKED_AT) + 1) if most > 1 else ways + (least == 0)
+        return ways * (min(most, LOOKED_AT) - min(least, LOOKED_AT) + 1) if most > 1 else ways + (least == 0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from dlqbatch.message.deaths import newest_death
+from dlqbatch.message.deaths import deaths, newest_death
 from dlqbatch.message.envelope import Envelope, Journey, journey_so_far, valid_id
 from dlqbatch.message.headers import TRIPS, Headers
+from dlqbatch.message.table import new
 from dlqbatch.policy.decision import DeadLetter, Decision, Delay, Return
 from dlqbatch.policy.origin import (
     Found,
@@ -46,9 +47,11 @@ class Rules:
     max_trips: int = 100
     return_to_queue: bool = True
     """Return to the one queue a message failed in; otherwise to its exchange, where every subscriber sees it again."""
+    home: str | None = None
+    """The one queue that the delay leads back to; None if the way back is the message's own."""
 
 
-def decide(  # noqa: PLR0911  (one return for each row of the contract's table)
+def decide(  # noqa: C901, PLR0911  (one return for each row of the contract's table)
     envelope: Envelope, events: Events, rules: Rules, *, first_stage: bool, now: int, new_id: Callable[[], str]
 ) -> Decision:
     """The first row of the contract's table that matches; `now` in seconds since 1970."""
@@ -74,6 +77,10 @@ def decide(  # noqa: PLR0911  (one return for each row of the contract's table)
         return DeadLetter(journey, TOO_MANY_TRIPS)
     if attempt is not None and found.same:
         return DeadLetter(journey, ATTEMPT_FAILED)
+    if rules.home is not None and found.origin.queue != rules.home:
+        # Its delay queue would bring it to a consumer that has never seen it.
+        elsewhere = f"it failed in '{found.origin.name}', and from here messages return to '{rules.home}' alone"
+        return DeadLetter(journey, ORIGIN_UNKNOWN, elsewhere, told=True)
     event = found.origin.key
     max_retries = events.max_retries(event)
     if max_retries is None:
@@ -81,14 +88,15 @@ def decide(  # noqa: PLR0911  (one return for each row of the contract's table)
     retries = journey.retries or 0
     if retries >= max_retries:
         return DeadLetter(journey, RETRIES_EXHAUSTED)
-    return Delay(journey._replace(retries=retries + 1), event, min(retries + 1, rules.tiers))
+    return Delay(journey.retried(retries + 1), event, min(retries + 1, rules.tiers))
 
 
 def _after_a_tier(headers: Headers, journey: Journey, rules: Rules, new_id: Callable[[], str]) -> Decision:
     origin, trust = journey.origin, rules.trust
-    last = newest_death(headers, (), trust_last_death=trust.last_death)
-    if last is None or last.queue not in trust.own_queues:
-        # It did not come through a delay queue of ours, so that no first stage has counted this trip.
+    told = deaths(headers)
+    if not told or any(death.queue not in trust.own_queues for death in told):
+        # What a first stage sends to a delay queue has died there alone when it is here. This one came past every first
+        # stage, so that none has counted the trip.
         journey = journey._replace(trips=journey.trips + 1)
     if not journey.id:
         journey = journey._replace(id=new_id())
@@ -113,16 +121,17 @@ def _arrived(journey: Journey, found: Found, rules: Rules, now: int, new_id: Cal
     if first_failed_at is None:
         first_failed_at = death.time if death is not None and death.time is not None else now
     expiration = death.original_expiration if death is not None else None
-    return Journey(
-        id=new_id() if is_new_place or not journey.id else journey.id,
-        parent=journey.id or None if is_new_place else journey.parent,
-        retries=0 if starts_anew else journey.retries,
-        trips=journey.trips + 1,
-        origin=found.origin if rules.return_to_queue else rules.trust.vouched(found),
-        first_failed_at=first_failed_at,
-        attempt=None if is_new_place else journey.attempt,
-        expiration=expiration if expiration is not None else journey.expiration,
+    arrived = (
+        new_id() if is_new_place or not journey.id else journey.id,
+        journey.id or None if is_new_place else journey.parent,
+        0 if starts_anew else journey.retries,
+        journey.trips + 1,
+        found.origin if rules.return_to_queue else rules.trust.vouched(found),
+        first_failed_at,
+        None if is_new_place else journey.attempt,
+        expiration if expiration is not None else journey.expiration,
     )
+    return new(Journey, arrived)
 
 
 def origin_gone(decision: Return) -> DeadLetter:

@@ -14,7 +14,7 @@ from dlqbatch.message.fingerprint import fingerprint
 from dlqbatch.message.headers import DEAD_AT, NONE, REASON
 from dlqbatch.message.properties import labels
 from dlqbatch.message.table import to_bytes
-from dlqbatch.policy.origin import is_addressable, place_of
+from dlqbatch.policy.origin import Found, find_origin, is_addressable, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _LARGEST_COUNT: Final = 2**31 - 1
 """What a column of integers holds; a client may have written more."""
+_FROM_NOWHERE: Final = open_envelope("", "", False, 0, b"")
+"""The exchange that a dead-letter queue got a message from is not where it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,11 @@ def examine(delivery: Delivery, trust: Trust, now: datetime) -> Examined:
         delivery.exchange, delivery.routing_key, delivery.redelivered, delivery.body_size, delivery.properties
     )
     headers = envelope.headers if envelope.headers is not None else NONE
-    journey = _journey(headers)
+    journey = salvaged_journey(headers)
     label = labels(envelope.properties)
     body = delivery.body()
-    death = newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)
     past = [each for each in past_deaths(headers) if each.queue not in trust.own_queues]
-    origin = _origin(journey, death)
+    origin = failed_at(headers, journey, trust)[0]
     why = failure(headers.foreign, past, body)
     last_failed_at = _moment(_last_time(past, headers), now, now)
     reason = headers.ours.get(REASON)
@@ -83,8 +84,8 @@ def examine(delivery: Delivery, trust: Trust, now: datetime) -> Examined:
         id=journey.id,
         parent=journey.parent,
         attempt=journey.attempt,
-        digest=_digest(body, label.message_id or b""),
-        full_digest=_digest(body, delivery.properties, to_bytes(delivery.exchange), to_bytes(delivery.routing_key)),
+        digest=digest_of(body, label.message_id or b""),
+        full_digest=digest_of(body, delivery.properties, to_bytes(delivery.exchange), to_bytes(delivery.routing_key)),
         message_id=label.message_id,
         app_id=label.app_id,
         priority=label.priority,
@@ -98,7 +99,7 @@ def examine(delivery: Delivery, trust: Trust, now: datetime) -> Examined:
     )
 
 
-def _journey(headers: Headers) -> Journey:
+def salvaged_journey(headers: Headers) -> Journey:
     """What of our own headers is valid: one that somebody spoilt must not cost a message its id or its attempt."""
     while isinstance(journey := journey_so_far(headers), str):
         spoilt = journey.encode()
@@ -106,16 +107,25 @@ def _journey(headers: Headers) -> Journey:
     return journey
 
 
-def _origin(journey: Journey, death: Death | None) -> Origin | None:
-    """The broker's newest death overrides what was recorded, unless it is the same queue."""
+def failed_at(headers: Headers, journey: Journey, trust: Trust) -> tuple[Origin | None, Death | None]:
+    """Where it failed, and the death that says so or agrees; without one it is our own headers' word.
+
+    The broker's newest death overrides what was recorded, unless it is the same queue. With neither, what a client
+    claims counts where the drain would honour it.
+    """
     recorded = journey.origin
+    death = newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)
+    if death is None and recorded is None and headers.claims:
+        found = find_origin(_FROM_NOWHERE, headers, None, trust)
+        return (found.origin if isinstance(found, Found) else None), None
     if death is None or (recorded is not None and recorded.queue == death.queue):
-        return recorded
+        return recorded, death
     place = place_of(death)
-    return place if is_addressable(place) else recorded
+    return (place, death) if is_addressable(place) else (recorded, None)
 
 
-def _digest(*parts: bytes) -> bytes:
+def digest_of(*parts: bytes) -> bytes:
+    """Of each part with its length: parts that only join to the same bytes differ."""
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS: Final = 5
 """So many failed attempts end in failed."""
+_LARGEST_COUNT: Final = 2**31 - 1
+"""What a column of integers holds; a row may have come in with it."""
 
 
 class Status(StrEnum):
@@ -117,6 +119,39 @@ def path_of_discard(status: Status) -> tuple[Move, ...]:
     return (*path(status, Status.MANUAL, by_person=True), *path(Status.MANUAL, Status.ARCHIVED, by_person=True))
 
 
+# --- A row that a worker holds
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A row that is a worker's until its lease ends, as far as it matters for what is to become of it."""
+
+    row_id: int
+    token: str
+    identity: str
+    error_type: str | None
+    error_message: str | None
+    event: str | None
+    origin: str | None
+    """What its circuit breaker is kept under; None: nobody knows where it failed."""
+    failed_attempts: int
+    next_retry_at: datetime | None
+    body_size: int
+    has_attempt: bool = False
+    """It was taken over with an attempt that may have been published: that one goes on."""
+
+
+class Back(NamedTuple):
+    """What becomes of a claimed row that is not sent."""
+
+    token: str
+    to: Status
+    reason: str
+    next_retry_at: datetime | None = None
+    strategy: Strategy | None = None
+    """What it was classified as; None: what it was before."""
+
+
 # --- After an attempt that failed
 
 
@@ -147,7 +182,7 @@ def after_failed_attempt(
 
     `status` is processing, or resolved for what came back late; `failed_before` does not count this attempt.
     """
-    failed = failed_before + 1
+    failed = min(failed_before + 1, _LARGEST_COUNT)
     due = next_retry(strategy, failed, now, options, jitter=jitter)
     if failed >= max_attempts:
         end, due = Status.FAILED, None
@@ -172,6 +207,8 @@ class Arrival:
     """The number in its attempt header."""
     digest: bytes
     """Of body and message_id."""
+    is_elsewhere: bool = False
+    """It failed in a queue that the row's message never went to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,17 +256,20 @@ class Duplicate:
 Meaning = NewRow | AttemptFailed | Duplicate
 
 
-def meaning_of_arrival(arrival: Arrival, known: Known | None, *, unproven_twins: int = 0) -> Meaning:
+def meaning_of_arrival(
+    arrival: Arrival, known: Known | None, *, unproven_twins: int = 0, in_doubt: bool = False
+) -> Meaning:
     """The first row of the design's Ingest table that matches.
 
-    `unproven_twins` counts rows with the same full digest whose acknowledgement is not proven; it matters only for a
-    message without an id.
+    `unproven_twins` counts rows with the same full digest whose acknowledgement is not proven; `in_doubt`: one of them
+    was taken for such a message before. Both matter only for a message without an id.
     """
     if not arrival.has_id:
-        return _without_id(arrival, unproven_twins)
+        return _without_id(arrival, unproven_twins, in_doubt=in_doubt)
     if known is None:
         return _unknown_id(arrival)
-    if known.digest != arrival.digest:
+    if known.digest != arrival.digest or arrival.is_elsewhere:
+        # Another subscriber's copy, or an id that somebody wrote into it: neither may speak for the row.
         # With an attempt it is what a consumer made of a retry of ours. Pending, and it would be retried, changed and
         # taken as new again, for ever.
         status = Status.PENDING if arrival.attempt is None else Status.MANUAL
@@ -239,12 +279,12 @@ def meaning_of_arrival(arrival: Arrival, known: Known | None, *, unproven_twins:
     return _return(arrival.attempt, known)
 
 
-def _without_id(arrival: Arrival, twins: int) -> Meaning:
-    if arrival.redelivered and twins == 1:
+def _without_id(arrival: Arrival, twins: int, *, in_doubt: bool) -> Meaning:
+    if arrival.redelivered and twins == 1 and not in_doubt:
         return Duplicate("the same message again, without an id")
     # A retry of ours that lost its id on the way cannot be told from the first one, and would circle.
     status = Status.PENDING if arrival.attempt is None else Status.MANUAL
-    doubtful = arrival.redelivered and twins > 1
+    doubtful = arrival.redelivered and twins > 0
     return NewRow(status, "it has no id", arrival.attempt or 0, possible_duplicate=doubtful)
 
 
@@ -285,16 +325,27 @@ def watched_since(
 ) -> datetime | None:
     """When the newest drain began that, with an ingest after it, looked everywhere; None if there was none.
 
-    `sources` are all of the ladder; `dead_letter_queues` are the ladder's own and the one the row came from.
+    `sources` are all of the ladder, and one drain has to have seen them all: a message may pass from one to another.
+    `dead_letter_queues` are the ladder's own and the one the row came from.
     """
-    latest = max(
-        (run.started_at for run in ingests if run.ended_at is not None and _saw(run, dead_letter_queues)), default=None
-    )
-    if latest is None:
-        return None
+    latest = emptied_since(ingests, dead_letter_queues)
+    if not sources or latest is None:
+        # Nothing is drained: what fails goes straight to the queue it came from.
+        return latest
     # What a drain dead-letters in its last moment is seen only by an ingest that began when that drain was over.
     looked = (run for run in drains if run.ended_at is not None and run.ended_at < latest and _saw(run, sources))
     return max((run.started_at for run in looked), default=None)
+
+
+def emptied_since(ingests: Iterable[Watch], queues: Collection[str]) -> datetime | None:
+    """When each of the queues had begun to be looked at for the last time; None if one was never seen empty.
+
+    Each may have an ingest of its own, as long as each began when the drain was over.
+    """
+    ended = [run for run in ingests if run.ended_at is not None]
+    newest = [max((run.started_at for run in ended if queue in run.emptied), default=None) for queue in queues]
+    begun = [started_at for started_at in newest if started_at is not None]
+    return min(begun) if begun and len(begun) == len(newest) else None
 
 
 def _saw(run: Watch, queues: Collection[str]) -> bool:

@@ -18,7 +18,7 @@ from dlqbatch.message.headers import (
     Headers,
 )
 from dlqbatch.message.returns import RETURN_PREFIX, return_exchange
-from dlqbatch.message.table import LONGEST_NAME, to_bytes
+from dlqbatch.message.table import LONGEST_NAME, new, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,18 +49,17 @@ class Trust:
         return origin.name in self.own_queues
 
     def vouched(self, found: Found) -> Origin:
-        """The origin, without an exchange that only our own headers name: whoever may publish can write those.
+        """The origin, without an exchange or key that only headers name which whoever may publish can write.
 
-        Matters where a message is returned through its exchange, for that would let them publish wherever we may.
+        Matters where a message is returned through its exchange, for that would let them publish wherever we may. It is
+        as good as the broker's word: before 4.0 that adds to a client's death, and leaves its exchange and keys.
         """
         origin, _, death = found
         exchange = origin.exchange
         if origin.queue is None or exchange is None:
             return origin
-        if death is None:
-            known = self.allows(Origin(None, exchange, origin.key))
-        else:
-            known = death.exchange == exchange or death.exchange.startswith(RETURN_PREFIX)
+        is_told = death is not None and (death.exchange, death.routing_key) == (exchange, origin.key)
+        known = is_told or self.allows(Origin(None, exchange, origin.key))
         return origin if known else origin._replace(exchange=None)
 
 
@@ -92,9 +91,8 @@ def find_origin(envelope: Envelope, headers: Headers, recorded: Origin | None, t
     is_foreign = published_to and published_to not in trust.own_exchanges and not published_to.startswith(RETURN_PREFIX)
     if is_foreign and (not headers.claims or (claim is not None and claim.origin.exchange == published_to)):
         # It was unroutable there and came through an alternate exchange; no client says that it failed elsewhere.
-        known = recorded is not None and recorded.queue is None and recorded.exchange == published_to
-        key = recorded.key if recorded is not None and known else envelope.routing_key
-        return Found(Origin(None, published_to, key), known)
+        there = Origin(None, published_to, envelope.routing_key)
+        return Found(there, recorded == there)
     if claim is not None:
         return Unknown(
             f"'{claim.origin.name}' is named by headers that a client wrote, "
@@ -105,9 +103,11 @@ def find_origin(envelope: Envelope, headers: Headers, recorded: Origin | None, t
 
 def is_addressable(origin: Origin) -> bool:
     """The broker could hold such names; a forged one would end the run when it is asked for."""
-    return (
-        _is_name(origin.queue or "") and _is_name(origin.exchange or "") and len(to_bytes(origin.key)) <= LONGEST_NAME
-    )
+    queue, exchange, key = origin.queue or "", origin.exchange or "", origin.key
+    if queue.isascii() and exchange.isascii() and key.isascii():
+        # As nearly all are: a character is a byte.
+        return len(queue) <= LONGEST_NAME and len(exchange) <= LONGEST_NAME and len(key) <= LONGEST_NAME
+    return _is_name(queue) and _is_name(exchange) and len(to_bytes(key)) <= LONGEST_NAME
 
 
 def _is_name(name: str) -> bool:
@@ -127,14 +127,14 @@ def from_return_exchange(origin: Origin) -> bool:
 
 def place_of(death: Death) -> Origin:
     exchange = None if death.exchange.startswith(RETURN_PREFIX) else death.exchange
-    return Origin(death.queue, exchange, death.routing_key)
+    return new(Origin, (death.queue, exchange, death.routing_key))
 
 
 def _from_death(death: Death, recorded: Origin | None) -> Found:
     place = place_of(death)
     queue, exchange, _ = place
     if recorded is None or not (recorded.queue == queue or (recorded.queue is None and recorded.exchange == exchange)):
-        return Found(place, same=False, death=death)
+        return new(Found, (place, False, death))
     # Recorded before any return: a return through another exchange or key must not overwrite it.
     kept = recorded.exchange if recorded.exchange is not None else exchange
     return Found(Origin(queue, kept, recorded.key), same=True, death=death)

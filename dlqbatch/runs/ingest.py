@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from dlqbatch.errors import DlqbatchError
+from dlqbatch.errors import DlqbatchError, TopologyMissing, so_far
 from dlqbatch.message.delivery import Delivery, Gather, Hold, Instruction
 from dlqbatch.policy.examine import examine
 from dlqbatch.runs.budget import share
 from dlqbatch.runs.report import DECISIONS, LEFT, Report, count, ending, unread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from dlqbatch.policy.origin import Trust
     from dlqbatch.runs.ports import Broker, DeadStore
@@ -29,32 +30,36 @@ class Ingest:
     queues: tuple[str, ...]
     trust: Trust
     max_messages: int
+    clock: Callable[[], datetime]
+    """The dead store's."""
     dry_run: bool = False
 
     def run(self) -> Report:
         started = time.monotonic()
-        depths, unknown = self.broker.depths(self.queues, ())
-        takes = {queue: limit for queue, limit in share(self.max_messages, depths).items() if limit}
+        depths, unknown, missing = self._depths()
+        turn = os.urandom(1)[0]  # as the drain's
+        takes = {queue: limit for queue, limit in share(self.max_messages, depths, turn).items() if limit}
         spare = self.max_messages - sum(takes.values())
-        if takes and not self.dry_run:
+        if not self.dry_run:
             # A store that is down is found out before anything is taken: being put back is a delivery too.
-            self.store.store((), datetime.now(UTC))
+            self.store.store((), self.clock())
         tally = self.broker.transfer(takes, spare, self._handle, self._store)
         if tally.failure is not None and all(decision == LEFT for decision, _ in tally.results):
             raise tally.failure
         counts, reasons = count(tally.results, tally.got, _COUNTS)
-        missed = {**unknown, **tally.refused}
+        unfinished = {**unknown, **tally.refused}
+        missed = {**missing, **unfinished}
         warnings = [*self.broker.warnings(), *unread(missed)]
-        if tally.lost is None and tally.failure is None and not missed and not self.dry_run:
+        if tally.lost is None and tally.failure is None and not unfinished and not self.dry_run:
             try:
                 # Only now nothing of this run can be delivered a second time.
                 self.store.acknowledged()
             except DlqbatchError as error:
-                warnings.append(f"that the acknowledgements arrived could not be noted: {error}")
+                warnings.append(f"that the acknowledgements arrived could not be noted: {so_far(error)}")
         if tally.lost is not None:
             warnings.append(f"the connection to the broker was lost: {tally.lost}")
         if tally.failure is not None:
-            warnings.append(str(tally.failure))
+            warnings.append(so_far(tally.failure))
         is_complete = not counts["left"] and not missed and tally.lost is None and tally.failure is None
         stopped_by, emptied = ending(depths, takes, tally, spare, missed)
         return Report(
@@ -69,9 +74,21 @@ class Ingest:
             emptied=emptied,
         )
 
+    def _depths(self) -> tuple[Mapping[str, int], Mapping[str, str], Mapping[str, str]]:
+        """As the broker's, with the queues that are not there; TopologyMissing if none is."""
+        queues, missing = list(self.queues), dict[str, str]()
+        while True:
+            try:
+                return *self.broker.depths(queues, ()), missing
+            except TopologyMissing as error:
+                if error.name not in queues or len(queues) == 1:
+                    raise
+                queues.remove(error.name)
+                missing[error.name] = "it is not on the broker; make it, or take it out of the queues to ingest"
+
     def _handle(self, _: Delivery) -> Instruction:
         return Hold("recorded") if self.dry_run else Gather()
 
     def _store(self, batch: Sequence[Delivery]) -> Sequence[tuple[str, str | None]]:
-        now = datetime.now(UTC)
+        now = self.clock()
         return self.store.store([examine(delivery, self.trust, now) for delivery in batch], now)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dlqbatch.errors import DlqbatchError
-    from dlqbatch.message.delivery import Delivery, Instruction, Route
+    from dlqbatch.message.delivery import Delivery, Instruction, Offer, Route
     from dlqbatch.message.envelope import Origin
     from dlqbatch.policy.examine import Examined
 
@@ -59,6 +59,31 @@ class Broker(Protocol):
         handle: Callable[[Delivery], Instruction],
         store: Callable[[Sequence[Delivery]], Sequence[tuple[str, str | None]]] = ...,
     ) -> Tally: ...
+    def warnings(self) -> Sequence[str]: ...
+
+
+class Source(Protocol):
+    """A store's messages on their way to the broker; told at once what the broker took."""
+
+    def more(self, room: int) -> Sequence[Offer] | None:
+        """At most so many; none if there are none at the moment, None if there will be no more."""
+
+    def confirmed(self, tag: int) -> None: ...
+    def held(self, tag: int, reason: str | None) -> None:
+        """It was not published, or nobody knows whether it was."""
+
+    def flush(self) -> None:
+        """Called often: the time to write down what was confirmed."""
+
+
+class Sender(Protocol):
+    """One connection that a store's messages leave through."""
+
+    @property
+    def login(self) -> bytes: ...
+    @property
+    def properties_limit(self) -> int: ...
+    def send(self, source: Source, handle: Callable[[Delivery], Instruction]) -> Tally: ...
     def warnings(self) -> Sequence[str]: ...
 
 

@@ -31,6 +31,8 @@ class Report:
     """Of a dry run: the first messages, and what would become of each."""
     emptied: tuple[str, ...] = ()
     """Queues that this run has seen empty; for the log of runs."""
+    details: Mapping[str, object] = field(default_factory=dict)
+    """What else this job has to say, by name; it stands in the JSON beside the rest."""
 
     @property
     def per_second(self) -> float:
@@ -49,6 +51,7 @@ class Report:
             "per_second": self.per_second,
             **({"warnings": list(self.warnings)} if self.warnings else {}),
             **({"preview": [dict(line) for line in self.preview]} if self.preview else {}),
+            **self.details,
         }
 
 
@@ -76,6 +79,9 @@ def ending(
             through.append(queue)
     is_empty = len(through) == len([queue for queue in depths if queue not in missed])
     emptied = [queue for queue in through if not has_left or not depths[queue]]
+    if tally.lost is not None:
+        # No number was reached, nobody asked for the end, and there is more to take: only its time was over, too soon.
+        return tally.stopped_by or "time", tuple(emptied)
     return tally.stopped_by or ("empty" if is_empty else "messages"), tuple(emptied)
 
 

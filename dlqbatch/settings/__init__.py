@@ -1,31 +1,36 @@
 """The configuration of a run: read from everywhere, checked whole, frozen.
 
-command line or event > environment > application.properties > defaults
+command line or event > environment > secret > application.properties > defaults
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from dlqbatch.errors import SettingsError
+from dlqbatch.logs import Format
+from dlqbatch.settings.cloud_options import secret_name
 from dlqbatch.settings.options import OPTIONS, Entry, Settings, conflicts, must_be, property_key
 from dlqbatch.settings.properties import PropertiesFile
-from dlqbatch.settings.sources import CONFIG_VARIABLE, Environment, Fallback, Given, Source
-from dlqbatch.settings.urls import SecretUrl, redact
+from dlqbatch.settings.sources import CONFIG_VARIABLE, IN_A_SECRET, Environment, Fallback, Given, Secret, Source
+from dlqbatch.settings.topologies import clashes, topologies, understand
+from dlqbatch.settings.urls import SecretUrl, redact, secrets_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["OPTIONS", "SecretUrl", "Settings", "load", "redact"]
+__all__ = ["OPTIONS", "SecretUrl", "Settings", "load", "redact", "secrets_of", "stated_format", "topologies"]
 
 # The folder with handler.py and this package in it, in a checkout as after an installation.
 HOME = Path(__file__).resolve().parents[2]
 _FILE_NAME = "application.properties"
 _LONGEST_SHOWN = 60
+_BEHIND_THE_ENVIRONMENT = 2
 
 
 def load(
@@ -33,24 +38,83 @@ def load(
     environ: Mapping[str, str] = os.environ,
     *,
     given_by: str = "command line",
+    secrets: Callable[[str], Mapping[str, object]] | None = None,
 ) -> Settings:
     """Read every source and check the whole; raise one SettingsError with every problem in it.
 
-    `given_by` is what the error calls the source of the overrides: the command line, or an event.
+    `given_by` is what the error calls the source of the overrides: the command line, or an event. `secrets` asks for
+    what a secret of this name holds; without it, for those who connect to nothing, no secret is read.
     """
     sources: list[Source] = [Given(overrides or {}, given_by), Environment(environ)]
     path = _config_file(environ)
     if path is not None:
         sources.append(PropertiesFile(path))
+    if secrets is not None:
+        sources.insert(_BEHIND_THE_ENVIRONMENT, _secret(sources, secrets))
     sources.append(Fallback(path.parent if path else HOME, environ))
+    # The first source that says something counts, for each option of a topology as for any other.
+    written = {key: entry for source in reversed(sources) for key, entry in source.topologies.items()}
+    declared, wrong_topologies = understand(written)
+    sources[0].facts["topologies"] = declared
     settings, wrong_values = _check(sources)
-    problems = [problem for source in sources for problem in source.problems] + wrong_values
+    problems = [problem for source in sources for problem in source.problems] + wrong_values + wrong_topologies
+    problems = problems or list(clashes(settings))
     if problems:
         raise SettingsError(*problems)
     if not settings.tls_verify:
         loud = "tls_verify is false: the broker's certificate is NOT checked, so anybody can play the broker."
         return settings.model_copy(update={"warnings": (*settings.warnings, loud)})
     return settings
+
+
+def secrets_of(settings: Settings) -> tuple[str, ...]:
+    """Every password that it holds: for the logs to hide, wherever a library may repeat it."""
+    urls = (settings.broker_url, settings.database_url, settings.management_url)
+    found = [secret for url in urls if url is not None for secret in secrets_in(url.get_secret_value())]
+    if settings.webhook_url is not None:
+        address = urlsplit(settings.webhook_url.get_secret_value())
+        found += [*secrets_in(address.geturl()), address.path, address.query]
+    return tuple(found)
+
+
+def stated_format(overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] = os.environ) -> Format:
+    """The form of the logs, also where other settings are wrong: what is wrong is to be told in it."""
+    sources: list[Source] = [Given(overrides or {}, ""), Environment(environ)]
+    path = _config_file(environ)
+    if path is not None:
+        sources.append(PropertiesFile(path))
+    entry = _entry(sources, ["log_format"])
+    stated = str(entry.value).lower()
+    return next((form for form in get_args(Format) if form == stated), "auto")
+
+
+def _secret(sources: Sequence[Source], ask: Callable[[str], Mapping[str, object]]) -> Source:
+    """The secret that the first source names; a source with nothing to say if none does."""
+    named = next((source.entries["secret"] for source in sources if "secret" in source.entries), None)
+    found = Source()
+    try:
+        if named is not None:
+            name = secret_name(str(named.value))
+            content = ask(name)
+            found = Secret(name, {key: value for key, value in content.items() if not _is_empty(key, value)})
+            found.problems += _emptiness(name, content)
+    except SettingsError as error:
+        found.problems.extend(error.problems)
+    except ValueError:
+        pass  # the check of the options says what is wrong with its name
+    return found
+
+
+def _is_empty(key: str, value: object) -> bool:
+    return key in IN_A_SECRET and (value is None or (isinstance(value, str) and not value.strip()))
+
+
+def _emptiness(name: str, content: Mapping[str, object]) -> list[str]:
+    """A secret that says nothing was filled in wrongly; what it was to say would be taken from elsewhere, unnoticed."""
+    if not content:
+        return [f"the secret {name} is an empty object; it is to hold any of {', '.join(IN_A_SECRET)}."]
+    empty = [key for key, value in content.items() if _is_empty(key, value)]
+    return [f"{key} (secret {name}) is empty; write the address, or leave the key out." for key in empty]
 
 
 def _config_file(environ: Mapping[str, str]) -> Path | None:
@@ -81,9 +145,11 @@ def _check(sources: Sequence[Source]) -> tuple[Settings, list[str]]:
 
 
 def _build(sources: Sequence[Source]) -> tuple[Settings | None, dict[str, str]]:
+    state: dict[str, object] = {}
+    for source in sources:
+        state = {**source.state(state), **state}  # what an earlier one said counts
     try:
-        # The checker sees the fields only, not what BaseSettings itself takes.
-        return Settings(_build_sources=(tuple(sources), {})), {}  # type: ignore[call-arg]
+        return Settings.model_validate(state), {}
     except ValidationError as exc:
         # Kept apart from the library's error, which holds the values.
         found = exc.errors(include_url=False, include_input=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 from typing import TYPE_CHECKING
 
+from dlqbatch.settings.key_values import BrokenEscape, pairs, unescaped
 from dlqbatch.settings.options import Entry
 from dlqbatch.settings.sources import Source, option_named, shown_key, unknown_property
+from dlqbatch.settings.topologies import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,35 +44,24 @@ class PropertiesFile(Source):
                 self._take(line, key, value)
 
     def _pairs(self, text: str) -> Iterator[tuple[int, str, str]]:
-        # Importing it costs some milliseconds of a cold start, which a run without a file need not pay.
-        from javaproperties import InvalidUEscapeError, KeyValue, parse  # noqa: PLC0415
-
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-        lines, line, done = io.StringIO(text), 1, 0
-        while done < len(text):
+        for line, key, value in pairs(text.replace("\r\n", "\n").replace("\r", "\n")):
             try:
-                for element in parse(lines):
-                    if isinstance(element, KeyValue):
-                        yield line, element.key, element.value
-                    line += text.count("\n", done, lines.tell())
-                    done = lines.tell()
-            except InvalidUEscapeError:
-                # The parser cannot go on, but a new one can, after the line. The escape may be part of a password.
+                yield line, unescaped(key), unescaped(value)
+            except BrokenEscape:  # it may be part of a password
                 self.problems.append(
                     f"{self._path}:{line} has a broken \\u escape; it takes four hexadecimal digits, "
                     "and a backslash alone is written \\\\."
                 )
-                line += text.count("\n", done, lines.tell())
-                done = lines.tell()
 
     def _take(self, line: int, key: str, value: str) -> None:
         where = f"{self._path}:{line}"
         is_event = key.startswith(EVENTS_PREFIX)
         option = None if is_event else option_named(key.removeprefix(PREFIX))
-        if not is_event and option is None:
+        of_topology = canonical(key.removeprefix(PREFIX))
+        if not is_event and option is None and of_topology is None:
             self.problems.append(unknown_property(key, where))
             return
-        first = self._first_line.setdefault(option or key, line)
+        first = self._first_line.setdefault(option or of_topology or key, line)
         if first != line:
             self.problems.append(
                 f"{shown_key(key)} ({where}) is already set in line {first}; which one counts must not be a guess, "
@@ -79,6 +69,8 @@ class PropertiesFile(Source):
             )
         elif option is not None:
             self.add(option, Entry(shown_key(key), where, value))
+        elif of_topology is not None:
+            self.add_to_topology(of_topology, Entry(shown_key(key), where, value))
         else:
             self._take_event(where, key, value.strip())
 

@@ -7,37 +7,34 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic_settings import PydanticBaseSettingsSource
-
-from dlqbatch.settings.options import OPTIONS, Entry, Settings, property_key
+from dlqbatch.settings.options import OPTIONS, Entry, property_key
+from dlqbatch.settings.topologies import canonical
 from dlqbatch.settings.urls import SecretUrl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pydantic.fields import FieldInfo
+    from collections.abc import Container, Mapping
 
 ENVIRONMENT_PREFIX = "DLQBATCH_"
 CONFIG_VARIABLE = "DLQBATCH_CONFIG"
+IN_A_SECRET = ("broker_url", "database_url", "management_url", "webhook_url")
 _LONGEST_SHOWN = 80
 
 
 _SQLITE_FILE = "dlqbatch.sqlite3"
 
 
-class Source(PydanticBaseSettingsSource):
+class Source:
     """Entries by option, and `facts`: what this source knows that is no option."""
 
     def __init__(self) -> None:
-        super().__init__(Settings)
         self.entries: dict[str, Entry] = {}
+        self.topologies: dict[str, Entry] = {}
+        """By `topology.NAME.OPTION`; understood together, whichever source wrote them."""
         self.facts: dict[str, Any] = {}
         self.problems: list[str] = []
 
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002 (the library's)
-        return self.entries.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
+    def state(self, stated: Container[str]) -> dict[str, Any]:  # noqa: ARG002  (for sources that fill what is open)
+        """What it says; `stated` is what a source before it has said, which counts."""
         return {**self.entries, **self.facts}
 
     def add(self, option: str, entry: Entry) -> None:
@@ -51,6 +48,11 @@ class Source(PydanticBaseSettingsSource):
         if value not in (None, ""):
             self.entries[option] = Entry(entry.key, entry.where, value)
 
+    def add_to_topology(self, key: str, entry: Entry) -> None:
+        value = str(entry.value).strip()
+        if value:
+            self.topologies[key] = Entry(entry.key, entry.where, value)
+
 
 class Given(Source):
     """What the caller passed on: options of a command line or of an event."""
@@ -61,13 +63,38 @@ class Given(Source):
             option = option_named(key)
             dashed = key.replace("_", "-")
             written = f"--{dashed}" if given_by == "command line" else key
-            if option is None:
+            of_topology = canonical(key)
+            if value == [] or (isinstance(value, str) and not value.strip()):
+                # Left out unnoticed, it would be taken from elsewhere: other queues than were asked for.
+                self.problems.append(f"{shown_key(written)} ({given_by}) is empty; give it a value, or leave it out.")
+            elif of_topology is not None:
+                self.add_to_topology(of_topology, Entry(shown_key(written), given_by, value))
+            elif option is None:
+                # Only --set lets an unknown name through as far as here; the guess comes in the same spelling.
+                spelling = "-s {}" if given_by == "command line" else "{}"
                 guess = closest(key)
-                # The guess comes in the caller's own spelling.
-                meant = guess and (f"--{guess.replace('_', '-')}" if given_by == "command line" else guess)
-                self.problems.append(f"{shown_key(written)} ({given_by}) is no option{_perhaps(meant)}.")
+                meant = _perhaps(guess and spelling.format(guess))
+                self.problems.append(f"{spelling.format(shown_key(key))} ({given_by}) is no option{meant}.")
             else:
                 self.add(option, Entry(shown_key(written), given_by, value))
+
+
+class Secret(Source):
+    """What a secret holds; a key that has no business there is a problem, whatever its value is."""
+
+    def __init__(self, name: str, content: Mapping[str, object]) -> None:
+        super().__init__()
+        where = f"secret {name}"
+        for key, value in content.items():
+            shown = shown_key(key)
+            if key not in IN_A_SECRET:
+                guess = get_close_matches(key.lower(), IN_A_SECRET, n=1)
+                meant = f"; perhaps {guess[0]} was meant" if guess else f"; it may hold {', '.join(IN_A_SECRET)}"
+                self.problems.append(f"{shown} ({where}) is nothing that a secret holds{meant}.")
+            elif value is not None and not isinstance(value, str):
+                self.problems.append(f"{shown} ({where}) is no text; write the whole address between quotes.")
+            else:
+                self.add(key, Entry(shown, where, value))
 
 
 class Environment(Source):
@@ -97,8 +124,8 @@ class Fallback(Source):
         self._folder = folder
         self._environ = environ
 
-    def __call__(self) -> dict[str, Any]:
-        if "database_url" in self.current_state:
+    def state(self, stated: Container[str]) -> dict[str, Any]:
+        if "database_url" in stated:
             return {}
         folder = self._folder
         # One that is there already is the one that is meant, also for a user who may only read it. Beside an installed

@@ -26,9 +26,35 @@ class SecretUrl(Secret[str]):
         return redact(self.get_secret_value())
 
 
+class SecretAddress(Secret[str]):
+    """A URL that is a secret in its path, as a webhook's is: only its host is shown."""
+
+    def _display(self) -> str:
+        parts = urlsplit(self.get_secret_value())
+        return f"{parts.scheme}://{parts.hostname}/***"
+
+
 def redact(url: str) -> str:
     """Mask what is secret in a URL or a comma-separated list of them; what is no URL is masked whole."""
     return ",".join(_redact_one(part) for part in split_urls(url))
+
+
+def secrets_in(url: str) -> tuple[str, ...]:
+    """The passwords in a URL or several, as they are written there and as they are sent."""
+    found = []
+    for one in split_urls(url):
+        try:
+            parts = urlsplit(one)
+            written = [parts.password or "", *(value for _, value in _secret_parameters(parts.query))]
+        except ValueError:
+            continue
+        found += [form for text in written for form in (text, unquote(text)) if form]
+    return tuple(dict.fromkeys(found))
+
+
+def _secret_parameters(query: str) -> list[tuple[str, str]]:
+    pairs = (pair.partition("=")[::2] for pair in query.split("&"))
+    return [(name, value) for name, value in pairs if _SECRET_PARAMETER.search(unquote(name))]
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -67,6 +93,11 @@ def check_management_url(url: SecretUrl) -> SecretUrl:
     parts = _split(url.get_secret_value(), "an http:// or https:// address", ("http", "https"))
     if parts.query or parts.fragment:
         raise ValueError(f"has a ? or # part, which the management address cannot have; {_ENCODE_HINT}")
+    return url
+
+
+def check_webhook_url(url: SecretAddress) -> SecretAddress:
+    _split(url.get_secret_value(), "an http:// or https:// address", ("http", "https"))
     return url
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
+from zoneinfo import ZoneInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,7 +15,8 @@ _POWERS: Final = {"k": 1, "m": 2, "g": 3}
 _DURATION: Final = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)?", re.IGNORECASE)
 _MILLISECONDS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 LONGEST_TTL_MS: Final = 2**32 - 1
-# A queue or exchange name has 255 bytes; the rest is kept for what dlqbatch puts around it.
+LONGEST_QUEUE_NAME: Final = 255
+# The rest is kept for what dlqbatch puts around it.
 LONGEST_NAME: Final = 200
 
 
@@ -26,10 +29,10 @@ def size(value: object) -> object:
 
 
 def words(value: object) -> object:
-    """Split at commas, without the space around them; no text is no words."""
+    """Split at commas, without the space around them; text without a word is no list, and so refused."""
     if not isinstance(value, str):
         return value
-    return tuple(word for part in value.split(",") if (word := part.strip()))
+    return tuple(word for part in value.split(",") if (word := part.strip())) or value
 
 
 def durations(value: object) -> object:
@@ -42,6 +45,37 @@ def _milliseconds(part: object) -> object:
     if not isinstance(part, str) or (found := _DURATION.fullmatch(part.strip())) is None:
         return part
     return int(found[1]) * _MILLISECONDS[(found[2] or "ms").lower()]
+
+
+def duration(value: object) -> object:
+    """Read `90s`, `15m`, `12h` or `30d`; a number alone is refused, since nobody sees its unit."""
+    if isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())) is not None and found[2]:
+        try:
+            return timedelta(milliseconds=int(found[1]) * _MILLISECONDS[found[2].lower()])
+        except OverflowError:
+            return None
+    return value if isinstance(value, timedelta) else None
+
+
+def delays(value: object) -> object:
+    """Read `1m, 5m, 1h` one by one."""
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+def numbers(value: object) -> object:
+    """Read `2, 3, 4` as numbers."""
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+def zone_name(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (LookupError, ValueError, OSError):
+        raise ValueError(
+            f"names a time zone '{printable(value)[:60]}' that this machine does not know; use one like Europe/Berlin, "
+            "and install the package tzdata where the system has no zones"
+        ) from None
+    return value
 
 
 def lower(value: object) -> object:
@@ -61,10 +95,34 @@ def name(value: str) -> str:
     return value
 
 
+def queue_name(value: str) -> str:
+    """A queue that is there, or a wildcard: as long as the broker lets it be."""
+    length = len(printable(value).encode())
+    if not 1 <= length <= LONGEST_QUEUE_NAME:
+        raise ValueError(f"names a queue of {length} bytes, but a name has 1 to {LONGEST_QUEUE_NAME}")
+    return value
+
+
 def free_name(value: str) -> str:
     if value.startswith("amq."):
         raise ValueError("begins with amq., which the broker keeps for itself; choose another name")
     return name(value)
+
+
+def place(path: Path) -> Path:
+    """Where something is to be written; `~` is the user's home."""
+    if not str(path).isprintable():
+        raise ValueError("holds a control character or half a character, which no path should have")
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError("begins with the home of a user that this machine does not know") from None
+
+
+def metrics_file(path: Path) -> Path:
+    if path.suffix != ".prom":
+        raise ValueError("does not end in .prom, and the textfile collector reads no other file")
+    return place(path)
 
 
 def readable(path: Path) -> Path:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from dlqbatch.message.delivery import Route
 from dlqbatch.message.table import LONGEST_NAME, to_bytes
-from dlqbatch.topology.model import Binding, Exchange, Queue, Source, Topology
+from dlqbatch.topology.arguments import DELIVERY_LIMIT, Arguments, queue_read, queue_worked_on
+from dlqbatch.topology.model import Binding, Exchange, Queue, Source, Topology, relay_of
 
-DELIVERY_LIMIT: Final = "x-delivery-limit"
+__all__ = ["DELIVERY_LIMIT", "Ladder", "dead_letters", "demonstration"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Ladder:
     dlq_exchange: str = "dlq-exchange"
     dlq_routing_key: str = "dlq-routing-key"
     dlq_queue: str = "dlq-queue"
+    dlq_queue_type: str | None = None
+    """Where several topologies share the dead-letter queue it has a type of its own; None: that of the others."""
 
     @property
     def tiers(self) -> int:
@@ -52,6 +54,32 @@ class Ladder:
         return f"{self.delay_queue}.{self.tiers + 1}", self._retry_queue_of(self.tiers + 1)
 
     @property
+    def waits(self) -> bool:
+        return True
+
+    @property
+    def home(self) -> str | None:
+        """Any queue's failures may arrive here."""
+        return None
+
+    @property
+    def delay_queues(self) -> tuple[str, ...]:
+        return tuple(f"{self.delay_queue}.{tier}" for tier in self._tier_numbers)
+
+    @property
+    def dead_letter_queues(self) -> tuple[str, ...]:
+        return (self.dlq_queue,)
+
+    @property
+    def own_queues(self) -> frozenset[str]:
+        """Those in which nothing ever fails: a death there says nothing about the message."""
+        return self.queue_names | {relay_of(queue) for queue in self.delay_queues}
+
+    @property
+    def own_exchanges(self) -> frozenset[str]:
+        return self.exchange_names
+
+    @property
     def queue_names(self) -> frozenset[str]:
         return frozenset(queue.name for queue in self.topology().queues)
 
@@ -65,22 +93,12 @@ class Ladder:
         From 4.0 a quorum queue drops a message after 20 deliveries unless told otherwise; `unlimited_deliveries`
         tells it so for the queues that are read. Older brokers refuse to be told.
         """
-        read: dict[str, str | int] = {}
-        held: dict[str, str | int] = {}
-        if self.queue_type == "quorum":
-            read = {"x-queue-type": "quorum"}
-            # At-least-once dead-lettering is what makes the broker's own hop out of a delay queue safe.
-            held = {**read, "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-            if unlimited_deliveries:
-                read[DELIVERY_LIMIT] = -1
-        exchanges = [Exchange(self.retry_exchange), Exchange(self.delay_exchange), Exchange(self.dlq_exchange)]
-        queues = [Queue(self.retry_queue, read), Queue(self.dlq_queue, read)]
-        bindings = [
-            Binding(self.retry_exchange, self.retry_routing_key, self.retry_queue),
-            Binding(self.dlq_exchange, self.dlq_routing_key, self.dlq_queue),
-            # One of the original tables binds the queue under its exchange's name; both are in use.
-            Binding(self.dlq_exchange, self.dlq_exchange, self.dlq_queue),
-        ]
+        read = queue_read(self.queue_type, unlimited_deliveries=unlimited_deliveries)
+        # At-least-once dead-lettering is what makes the broker's own hop out of a delay queue safe.
+        held = queue_worked_on(self.queue_type)
+        exchanges = [Exchange(self.retry_exchange), Exchange(self.delay_exchange)]
+        queues = [Queue(self.retry_queue, read)]
+        bindings = [Binding(self.retry_exchange, self.retry_routing_key, self.retry_queue)]
         for tier, ttl in zip(self._tier_numbers, self.tier_ttls, strict=True):
             after, key = f"{self.retry_exchange}-{tier}", f"retry.#.{tier}"
             exchanges.append(Exchange(after))
@@ -98,7 +116,9 @@ class Ladder:
             )
             bindings.append(Binding(self.delay_exchange, f"binding.#.{tier}", f"{self.delay_queue}.{tier}"))
             bindings.append(Binding(after, key, self._retry_queue_of(tier)))
-        return Topology(tuple(exchanges), tuple(queues), tuple(bindings))
+        kept = queue_read(self.dlq_queue_type or self.queue_type, unlimited_deliveries=unlimited_deliveries)
+        dead = dead_letters(self.dlq_exchange, self.dlq_routing_key, self.dlq_queue, kept)
+        return Topology(tuple(exchanges), tuple(queues), tuple(bindings)) + dead
 
     @property
     def _tier_numbers(self) -> range:
@@ -106,6 +126,13 @@ class Ladder:
 
     def _retry_queue_of(self, tier: int) -> str:
         return f"{self.retry_queue}-{tier}"
+
+
+def dead_letters(exchange: str, key: str, queue: str, arguments: Arguments) -> Topology:
+    """Where the exhausted go."""
+    # One of the original tables binds the queue under its exchange's name; both are in use.
+    bindings = (Binding(exchange, key, queue), Binding(exchange, exchange, queue))
+    return Topology((Exchange(exchange),), (Queue(queue, arguments),), bindings)
 
 
 def demonstration(ladder: Ladder) -> Topology:
@@ -117,12 +144,7 @@ def demonstration(ladder: Ladder) -> Topology:
         "x-dead-letter-exchange": ladder.retry_exchange,
         "x-dead-letter-routing-key": ladder.retry_routing_key,
     }
-    if ladder.queue_type == "quorum":
-        arguments |= {
-            "x-queue-type": "quorum",
-            "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",
-        }
+    arguments |= queue_worked_on(ladder.queue_type)
     return Topology(
         (Exchange(exchange),),
         tuple(Queue(queue, arguments) for queue in events.values()),

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlqbatch.message.delivery import Route
+
+
+CHANGING: Final = "dlqbatch.changing"
+"""The queue that is there while a delay is being changed: no run declares anything, for that would undo a step."""
+
+
+def relay_of(delay_queue: str) -> str:
+    """The queue that stands in for a delay queue while that is emptied and made anew."""
+    return f"{delay_queue}.relay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,24 @@ class Topology:
     bindings: tuple[Binding, ...]
 
     def __add__(self, other: Topology) -> Topology:
-        return Topology(self.exchanges + other.exchanges, self.queues + other.queues, self.bindings + other.bindings)
+        """Both, what they share once: two sets may dead-letter to one place, or work on one exchange."""
+        return Topology(
+            self.exchanges + tuple(one for one in other.exchanges if one not in self.exchanges),
+            self.queues + tuple(one for one in other.queues if one not in self.queues),
+            self.bindings + tuple(one for one in other.bindings if one not in self.bindings),
+        )
+
+    def without(self, other: Topology) -> Topology:
+        """What of this no part of the other has the name of."""
+        exchanges, queues = {one.name for one in other.exchanges}, {one.name for one in other.queues}
+        return Topology(
+            tuple(one for one in self.exchanges if one.name not in exchanges),
+            tuple(one for one in self.queues if one.name not in queues),
+            tuple(one for one in self.bindings if one not in other.bindings),
+        )
+
+
+NOTHING: Final = Topology((), (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +84,9 @@ class Ways(Protocol):
 
     @property
     def tiers(self) -> int: ...
+    @property
+    def waits(self) -> bool:
+        """There is a delay queue; without one, what is to be tried again goes back at once."""
+
     def delay(self, event: str, tier: int) -> Route: ...
     def dead(self) -> Route: ...

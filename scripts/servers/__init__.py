@@ -2,6 +2,8 @@
 
 server     one process with all it forks: start, stop, kill, restart; nothing outlives the program that started it
 rabbitmq   a RabbitMQ node with its own epmd
+rabbitmq43 RabbitMQ 4.3 beside the installed one, fetched and unpacked once
+cluster    three RabbitMQ nodes, joined
 postgres   a PostgreSQL cluster
 management the HTTP API of RabbitMQ's management plugin
 amqp       does a broker let this user in?

@@ -7,6 +7,8 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,24 @@ collect_statistics_interval = 500
 disk_free_limit.absolute = 50MB
 """
 
+YIELDING = "+sbwt none +sbwtdcpu none +sbwtdio none"
+"""Erlang waits for work without a loop that keeps a core from all others; for measuring it may have its loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One RabbitMQ on this machine, with the Erlang it runs on."""
+
+    sbin: Path
+    erlang: Path | None = None
+    """The folder of `erl` and `epmd`, if they are not those of the machine."""
+
+    @property
+    def path(self) -> str:
+        """What PATH has to be for its scripts to find its Erlang."""
+        machine = os.environ.get("PATH", os.defpath)
+        return f"{self.erlang}{os.pathsep}{machine}" if self.erlang else machine
+
 
 def installed_sbin() -> Path:
     """The folder of an installed broker's own scripts."""
@@ -51,13 +71,15 @@ class Epmd(Server):
 
     title = "epmd"
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
+    def __init__(self, folder: Path, port: int | None = None, release: Release | None = None) -> None:
         super().__init__(folder)
         self.port = port or free_ports(1)[0]
         self.log = folder / "epmd.log"
+        self.path = release.path if release else None
 
     def launch(self) -> None:
-        program = shutil.which("epmd") or next(map(str, Path("/usr/lib/erlang").glob("erts-*/bin/epmd")), None)
+        installed = Path("/usr/lib/erlang").glob("erts-*/bin/epmd")
+        program = shutil.which("epmd", path=self.path) or next(map(str, installed), None)
         if program is None:
             raise ServiceError("Erlang's epmd is not installed; it comes with rabbitmq-server.")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +92,7 @@ class Epmd(Server):
 
 
 class RabbitNode(Server):
-    """One broker node; `sbin` may be of another version than the installed one."""
+    """One broker node; `release` may be another one than the installed."""
 
     title = "RabbitMQ"
 
@@ -78,16 +100,19 @@ class RabbitNode(Server):
         self,
         folder: Path,
         *,
-        sbin: Path | None = None,
+        release: Release | None = None,
         name: str | None = None,
         port: int | None = None,
         management_port: int | None = None,
         epmd: Epmd | None = None,
         cookie: str | None = None,
         config: str = "",
+        erlang_flags: str = YIELDING,
+        plugins: tuple[str, ...] = (),
     ) -> None:
         super().__init__(folder)
-        self.sbin = sbin or installed_sbin()
+        self.release = release or Release(installed_sbin())
+        self.sbin = self.release.sbin
         spare = free_ports(4)
         self.port = port or spare[0]
         self.management_port = management_port or spare[1]
@@ -96,7 +121,9 @@ class RabbitNode(Server):
         self.log = folder / "node.log"
         self.cookie = cookie or secrets.token_hex(16)
         self.config = CONFIG.format(host=LOOPBACK, port=self.port, management_port=self.management_port) + config
-        self._own_epmd = Epmd(folder, spare[3]) if epmd is None else None
+        self.erlang_flags = erlang_flags
+        self.plugins = ("rabbitmq_management", *plugins)
+        self._own_epmd = Epmd(folder, spare[3], self.release) if epmd is None else None
         self.epmd_port = spare[3] if epmd is None else epmd.port
 
     @property
@@ -128,11 +155,13 @@ class RabbitNode(Server):
             "GENERATED_CONFIG_DIR": str(self.folder / "generated"),
             "ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
             "CONF_ENV_FILE": str(self.folder / "rabbitmq-env.conf"),
-            "SERVER_ADDITIONAL_ERL_ARGS": "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}",
+            "SERVER_ADDITIONAL_ERL_ARGS": (
+                f"-start_epmd false -kernel inet_dist_use_interface {{127,0,0,1}} {self.erlang_flags}"
+            ),
         }
         # Nothing is inherited but the path: an RABBITMQ_ variable of the caller's must not bend this node.
         return {f"RABBITMQ_{key}": value for key, value in settings.items()} | {
-            "PATH": os.environ.get("PATH", os.defpath),
+            "PATH": self.release.path,
             "LANG": "C.UTF-8",
             "HOME": str(self.folder),
             "ERL_EPMD_PORT": str(self.epmd_port),
@@ -146,7 +175,7 @@ class RabbitNode(Server):
             cookie.write_text(self.cookie)
             cookie.chmod(0o400)  # Erlang refuses a cookie that others can read
         (self.folder / "rabbitmq.conf").write_text(self.config)
-        (self.folder / "enabled_plugins").write_text("[rabbitmq_management].\n")
+        (self.folder / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
         (self.folder / "rabbitmq-env.conf").touch()
         if self._own_epmd is not None:
             self._own_epmd.start()
@@ -162,6 +191,15 @@ class RabbitNode(Server):
         except (OSError, ManagementError):
             return False
         return True
+
+    def control(self, *words: str) -> None:
+        """Run one command of rabbitmqctl."""
+        command = [str(self.sbin / "rabbitmqctl"), "--quiet", "--node", self.name, *words]
+        subprocess.run(command, env=self.environment, check=True, capture_output=True, timeout=60)
+
+    def write_down(self) -> None:
+        """Bring what was declared to the disk; 3.10, if killed soon after, may forget a queue it has confirmed."""
+        self.control("eval", "mnesia:dump_log().")
 
     def _end(self, number: signal.Signals, timeout: float) -> None:
         super()._end(number, timeout)

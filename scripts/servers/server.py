@@ -24,6 +24,7 @@ LOG_LINES_SHOWN = 60
 # Below the ephemeral ports, so that no outgoing connection takes one in the meantime, and clear of an installed
 # broker's distribution port, 25672, and of rabbitmqctl's, 35672 to 35682.
 PORTS = range(26_000, 32_000)
+_given: set[int] = set()
 
 
 class ServiceError(RuntimeError):
@@ -31,19 +32,19 @@ class ServiceError(RuntimeError):
 
 
 def free_port() -> int:
-    """A port of loopback where nobody listens now."""
+    """A port of loopback where nobody listens now, and that nobody else in this process was given."""
     for port in random.sample(PORTS, k=200):
+        if port in _given:  # its server may not listen yet
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((LOOPBACK, port))
+            _given.add(port)
             return port
     raise ServiceError("200 ports of loopback were tried and none is free")
 
 
 def free_ports(count: int) -> list[int]:
-    ports: set[int] = set()
-    while len(ports) < count:
-        ports.add(free_port())
-    return list(ports)
+    return [free_port() for _ in range(count)]
 
 
 def is_alive(pid: int) -> bool:

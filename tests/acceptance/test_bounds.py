@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import secrets
 import signal
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from program import DLQ, RETRY_QUEUE, ROOT, Client, Program
+from program import DLQ, RETRY_QUEUE, Client, Program
 from slow_link import SlowLink
 
 if TYPE_CHECKING:
@@ -85,13 +86,59 @@ def test_a_dry_run_shows_each_message_and_the_way_that_the_run_sends_it(program:
     )
 
 
+def waits(team: Client, origin: str, body: bytes) -> None:
+    """Behind the first tier, on its way back."""
+    headers = {"dlqbatch-id": "id-1", "dlqbatch-retries": 1, "dlqbatch-trips": 1, "dlqbatch-origin-queue": origin}
+    team.publish("", "retry-queue-1", body, headers | {"dlqbatch-origin-key": "orders.created"})
+    team.await_depth("retry-queue-1", 1)
+
+
+def test_a_dry_run_shows_the_way_to_an_exclusive_queue(program: Program, team: Client) -> None:
+    team.channel.queue_declare("mine", exclusive=True)
+    waits(team, "mine", b"back")
+    plan, done = (program.run("drain", *option, "--json").told for option in (["--dry-run"], []))
+    assert (plan["counts"], plan["warnings"]) == (done["counts"], done["warnings"])
+    assert [(line["exchange"], line["key"]) for line in plan["preview"]] == [("", "mine")]
+    assert [(message.exchange, message.routing_key) for message in team.contents("mine")] == [("", "mine")]
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "left"),
+    [("dlqbatch", {}), ("dlq-exchange", {"publish-refused": 1}), ("dlqbatch|amq.default", {"origin-check-failed": 1})],
+)
+def test_a_dry_run_knows_what_its_login_may_not_do(
+    program: Program, team: Client, management: Management, forbidden: str, left: dict[str, int]
+) -> None:
+    team.make_origin(ORIGIN)
+    waits(team, ORIGIN, b"back")
+    team.fail(ORIGIN, "payment.card", b"exhausted")
+    team.await_depth(RETRY_QUEUE, 1)
+    name = f"user-{secrets.token_hex(4)}"
+    management.put(f"users/{name}", {"password": name, "tags": ""})
+    rights = {"configure": ".*", "write": f"^(?!{forbidden})", "read": ".*"}
+    management.put(f"permissions/{management.vhost}/{name}", rights)
+    limited = program.but(broker_url=program.settings["broker_url"].replace("guest:guest", f"{name}:{name}"))
+    plan, done = (limited.run("drain", *option, "--json").told for option in (["--dry-run"], []))
+    management.delete(f"users/{name}")
+    same = ("outcome", "counts", "warnings")
+    assert [plan.get(part) for part in same] == [done.get(part) for part in same]
+    assert {reason: number for reason, number in done["reasons"].items() if reason in left} == left
+    assert {reason: number for reason, number in plan["reasons"].items() if reason in left} == left
+    warned = [warning for warning in done.get("warnings", []) if "'dlq-exchange' takes nothing from us" in warning]
+    assert len(warned) == (forbidden == "dlq-exchange")
+    ways = [line["exchange"] for line in plan["preview"] if line["decision"] == "returned"]
+    expected = {"dlqbatch": [""], "dlq-exchange": [f"dlqbatch.return.{ORIGIN}"], "dlqbatch|amq.default": [""] * 0}
+    assert ways == expected[forbidden]
+
+
 def test_a_dry_run_finds_what_would_keep_the_run_from_starting(program: Program, team: Client) -> None:
     team.make_origin(ORIGIN)
     team.fail(ORIGIN, "orders.created", b"one")
     for change in ({"tier_ttls": "50,60,70"}, {"database_url": "sqlite:////nowhere/dlqbatch.sqlite3"}):
         told = program.but(**change).run("drain", "--dry-run")
         assert told.code == 2, told.said
-        assert told.err == program.but(**change).run("drain").err
+        done = program.but(**change).run("drain")
+        assert json.loads(told.err)["fields"] == json.loads(done.err)["fields"]
 
 
 def test_messages_in_a_tier_that_was_taken_away_are_told_of(program: Program, team: Client) -> None:
@@ -154,6 +201,19 @@ def test_taking_ends_at_max_seconds(program: Program, team: Client, broker_url: 
     assert 0 < told["counts"]["got"] == told["counts"]["delayed"] < 2000
     team.await_depth(RETRY_QUEUE, 2000 - told["counts"]["got"])
     team.await_depth("retry-queue-1", told["counts"]["got"])
+
+
+def test_a_run_whose_time_was_over_before_it_began_says_so(program: Program, team: Client, broker_url: str) -> None:
+    many(team, 20)
+    with SlowLink(broker_url, pause_after=600) as link:
+        done = program.but(broker_url=link.url, settle_seconds="0.1").start("drain", "--max-seconds", "0.1", "--json")
+        assert link.paused.wait(20)
+        assert link.quiet_for(0.5)
+        link.go_on()
+        out, err = done.communicate(timeout=30)
+    told = json.loads(out)
+    assert (told["stopped_by"], told["counts"]["got"]) == ("time", 0), err
+    team.await_depth(RETRY_QUEUE, 20)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -219,37 +279,3 @@ def test_terminal_escapes_of_a_message_never_reach_the_terminal(program: Program
     done = program.but(log_format="text").run("drain")
     assert "origin-gone" in done.out
     assert "\x1b" not in done.said
-
-
-# --- permissions -----------------------------------------------------------------------------------------------------
-
-# As docs/drain.md has them, for a broker on which an administrator has declared the ladder.
-PERMISSIONS = {
-    "read": r"^(retry-queue(-\d+)?|dlqbatch\.return\..*)$",
-    "write": r"^(route-delay|dlq-exchange|dlqbatch\.return\..*|orders-queue)$",
-    "configure": r"^dlqbatch\.return\..*$",
-}
-
-
-def test_the_permissions_in_the_docs_are_enough(
-    program: Program, team: Client, management: Management, broker_url: str
-) -> None:
-    for pattern in PERMISSIONS.values():
-        assert pattern.replace("orders-queue", "ORIGINS") in (ROOT / "docs" / "drain.md").read_text()
-    user = f"least-{management.vhost}"
-    management.put(f"users/{user}", {"password": "x", "tags": ""})
-    try:
-        management.put(f"permissions/{management.vhost}/{user}", PERMISSIONS)
-        least = program.but(broker_url=broker_url.replace("guest:guest", f"{user}:x"))
-        team.make_origin(ORIGIN)
-        team.fail(ORIGIN, "orders.created", b"returned")
-        assert least.run("drain", "--json").told["counts"]["delayed"] == 1
-        team.await_depth("retry-queue-1", 1)
-        team.fail(ORIGIN, "not.configured", b"dead")
-        done = least.run("drain", "--json")
-    finally:
-        management.delete(f"users/{user}")
-    assert done.code == 0, done.said
-    assert (done.told["counts"]["returned"], done.told["counts"]["dead_lettered"]) == (1, 1)
-    assert [(one.routing_key, one.body) for one in team.contents(ORIGIN)] == [("orders.created", b"returned")]
-    assert "warnings" not in done.told

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from program import DLQ, HANDLER, RETRY_QUEUE, ROOT, Client, Program, environment, eventually
+from steps import leaves
 from typer.main import get_command
 
-from dlqbatch.cli.commands import app
+from dlqbatch.cli.commands import application
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,13 +30,21 @@ def commands(found: Any, *path: str) -> Iterator[tuple[str, ...]]:
         yield from commands(inner, *path, name)
 
 
-@pytest.mark.parametrize("path", list(commands(get_command(app))), ids=" ".join)
+@pytest.mark.parametrize("path", list(commands(get_command(application()))), ids=" ".join)
 def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
     for flag in ("--help", "-h"):
         done = Program({}).run(*path, flag)
         assert (done.code, done.err) == (0, "")
         assert f"Usage: {' '.join(('dlqbatch', *path))}" in done.out
     assert not re.search(r"(?i)\bTODO\b", done.out)
+
+
+def test_every_command_has_json() -> None:
+    for path in leaves(get_command(application())):
+        command: Any = get_command(application())
+        for name in path:
+            command = command.commands[name]
+        assert [one for one in command.params if "--json" in one.opts], path
 
 
 @pytest.mark.parametrize("command", [("-m", "dlqbatch"), ("-c", "CONSOLE SCRIPT")])
@@ -45,7 +54,8 @@ def test_every_way_to_start_it_is_the_same_command_line(tmp_path: Path, command:
         target = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["dlqbatch"]
         module, _, function = target.partition(":")
         command = ("-c", f"import sys; from {module} import {function}; sys.exit({function}())")
-    settings = {"database_url": f"sqlite:///{tmp_path / 'x.sqlite3'}"}
+    # A line of JSON holds its time.
+    settings = {"database_url": f"sqlite:///{tmp_path / 'x.sqlite3'}", "log_format": "text"}
     other = Program(settings, (sys.executable, *command))
     for arguments in (("--help",), ("drain", "--help"), ("events", "list"), ("drain", "--max-messages", "0"), ("x",)):
         found, expected = other.run(*arguments, cwd=ROOT), Program(settings).run(*arguments)
@@ -61,6 +71,28 @@ def test_a_bare_start_is_one_drain(program: Program, team: Client) -> None:
     assert re.search(r"^ +got +1$", done.out, re.MULTILINE)
     assert re.search(r"^ +delayed +1$", done.out, re.MULTILINE)
     team.await_depth("retry-queue-1", 1)
+
+
+@pytest.mark.parametrize("given", [(), ("--json",), ("--dry-run",)])
+def test_a_start_without_a_command_runs_the_job_that_the_settings_name(
+    program: Program, team: Client, tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    program.run("topology", "apply")
+    said = program.but(job="check", check_queues="retry-queue").run(*given).out
+    assert "check" in said
+    assert "drain" not in said
+    config = tmp_path / "other.properties"
+    config.write_text("dlqbatch.job=check\ndlqbatch.check-queues=retry-queue\n")
+    for words in (
+        ("--config", str(config)),
+        (f"--config={config}",),
+        ("-s", "job=check", "-s", "check_queues=retry-queue"),
+        ("-sjob=check", "-scheck_queues=retry-queue"),
+        ("--set=job =check", "--set", "check_queues=retry-queue"),
+        (f"-c{config}",),
+    ):
+        told = program.run(*words, "--json").told
+        assert told["job"] == "check", words
 
 
 def test_a_bare_start_on_empty_queues_loads_neither_parser_nor_database(program: Program) -> None:
@@ -178,7 +210,7 @@ def test_exit_code_2_is_usage_and_says_where_the_help_is(program: Program) -> No
 def test_exit_code_2_is_configuration(program: Program) -> None:
     done = program.run("drain", "-s", "max_mesages=5")
     assert done.code == 2
-    assert "perhaps --max-messages was meant" in done.err
+    assert "perhaps -s max_messages was meant" in done.err
     done = program.but(job="drian").run()
     assert done.code == 2
     assert "there is no job 'drian'; the jobs are: drain" in done.err

@@ -234,7 +234,7 @@ def test_without_a_broker_it_says_so_and_ends_with_4(demo: Program) -> None:
     done = demo.but(broker_url=nowhere, connect_timeout_seconds="0.5").run("--json")
     assert done.code == 4
     assert done.told["error"]["type"] == "BrokerUnreachable"
-    assert "dlqbatch: no connection to the broker at 127.0.0.1:" in done.err
+    assert "no connection to the broker at 127.0.0.1:" in done.err
     assert "hidden" not in done.said
 
 

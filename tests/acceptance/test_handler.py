@@ -130,6 +130,10 @@ def test_an_alarm_that_is_over_does_nothing_and_says_so(container: Container, te
         ({"max_messages": 0}, ["max_messages", "'0'", "a whole number of at least 1"]),
         ({"max_messages": True}, ["max_messages", "'true'"]),
         ({"dry_run": "yes"}, ["dry_run is not true or false"]),
+        ({"job": "check", "check_queues": ""}, ["check_queues (event) is empty"]),
+        ({"job": "check", "check_queues": []}, ["check_queues (event) is empty"]),
+        ({"job": "check", "check_queues": [RETRY_QUEUE, ""]}, ["check_queues (event) names a queue of 0 bytes"]),
+        ({"job": "check", "check_queues": [RETRY_QUEUE], "check_target": ""}, ["check_target (event) is empty"]),
         ([], ["list", "not an object"]),
         ("drain", ["str", "not an object"]),
         ({"detail-type": "EC2 Instance State-change Notification"}, ["EC2 Instance", "starts nothing here"]),
@@ -147,16 +151,53 @@ def test_an_event_that_cannot_be_understood_raises_and_moves_nothing(
     assert team.depth(RETRY_QUEUE) == 12
 
 
+EVIL = "\x1b]0;pwn\x07\x9b2J\u202e\x85x"
+FAILING = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from dlqbatch import errors, wiring
+def run(job, *_, **__):
+    raise {{error}}
+wiring.run = run
+"""
+
+
+@pytest.mark.parametrize(
+    ("event", "error", "kind"),
+    [
+        ({"detail-type": EVIL}, "", "SettingsError"),
+        ({EVIL: 1}, "", "SettingsError"),
+        ({"job": EVIL}, "", "SettingsError"),
+        ({}, f"errors.ChannelRefused(403, {EVIL!r} + ' amqp://me:s3cret-word@h')", "ChannelRefused"),
+        ({}, f"RuntimeError({EVIL!r} + ' amqp://me:s3cret-word@h')", "DlqbatchError"),
+    ],
+)
+def test_what_is_raised_has_a_text_that_can_be_printed_as_it_is(
+    program: Program, event: object, error: str, kind: str
+) -> None:
+    script = FAILING.format(error=error) * bool(error) + CONTAINER.format(root=str(ROOT))
+    started = Program(program.settings, (sys.executable, "-c", script)).start()
+    out, logged = started.communicate(json.dumps([event, None]) + "\n", timeout=30)
+    answer = json.loads(out)
+    assert answer["raised"] == kind
+    assert r"\x1b]0;pwn\x07\x9b2J\u202e" in answer["text"]
+    for text in (answer["text"], logged):
+        assert [line for line in text.split("\n") if not line.isprintable()] == []
+        assert "s3cret-word" not in text
+
+
 def test_with_little_time_left_a_run_ends_in_order_before_the_platform_ends_it(
     container: Container, team: Client, failed: None
 ) -> None:
-    report = container.send({}, milliseconds_left=1_000)  # less than the margin of five seconds
+    report = container.send({}, milliseconds_left=4_900)  # less than the margin of five seconds
     counts = report["counts"]
-    assert report["outcome"] == "ok"
-    assert report["stopped_by"] == "time"
-    assert counts["got"] == counts["delayed"]
-    assert report["elapsed_seconds"] < 1
-    team.await_depth(RETRY_QUEUE, 12 - counts["got"])
+    # A slow machine may leave what was not confirmed in time, or not hear the broker's last word, and says so.
+    assert report["outcome"] == ("partial" if counts["left"] or report.get("warnings") else "ok")
+    # A fast one may have taken all twelve, and seen that there are no more, before it looks at the time.
+    assert report["stopped_by"] == "time" or (report["stopped_by"] == "empty" and counts["got"] == 12)
+    assert counts["got"] == counts["delayed"] + counts["left"]
+    assert report["elapsed_seconds"] < 4.9
+    team.await_depth(RETRY_QUEUE, 12 - counts["delayed"])
 
 
 def test_a_run_that_could_not_begin_raises_so_that_the_platform_notices(program: Program) -> None:
@@ -220,7 +261,8 @@ def test_a_delay_queue_that_was_deleted_between_two_warm_runs_costs_no_message(
     team.channel.queue_delete("queue.delay.1")
     report = container.send({})
     counts = report["counts"]
-    assert counts["got"] == counts["delayed"] + counts["left"] == 11
+    # The first may have come back before its delay queue was deleted; then it is returned.
+    assert counts["delayed"] + counts["left"] == 11
     team.await_depth(RETRY_QUEUE, counts["left"])
     assert container.send({})["counts"]["delayed"] == counts["left"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from dead_rows import add, lock, row, store_at
-from messages import array, encode_table, long, nested, text, timestamp
+from messages import Value, array, encode_table, long, nested, text, timestamp
 from program import Finished, Program
 
 from dlqbatch.deadstore import states
@@ -106,6 +106,16 @@ def test_json_of_a_message_is_complete(engine: Engine, installed: Program) -> No
     assert [one["to_status"] for one in told["transitions"]] == ["pending"]
 
 
+def test_a_header_that_holds_nothing_is_shown_all_the_same(sqlite_url: str) -> None:
+    engine, installed = store_at(sqlite_url), Program({"database_url": sqlite_url})
+    held = headers((b"nothing", Value(b"V", b"")), (b"empty", text("")), (b"list", array()), (b"table", nested()))
+    (row_id,) = add(engine, row(properties=held))
+    shown = [line.split() for line in ask(installed, "show", str(row_id)).out.splitlines()]
+    for line in (["nothing", "null"], ["empty", '""'], ["list", "[]"], ["table", "{}"]):
+        assert line in shown
+    assert "event" not in [line[0] for line in shown if line]
+
+
 def test_nothing_in_a_message_reaches_the_terminal_raw(engine: Engine, installed: Program) -> None:
     evil = EVIL.encode()
     places = dict.fromkeys(
@@ -152,6 +162,7 @@ def test_the_exit_code_tells_how_it_went(sqlite_url: str) -> None:
             connection, held, Status.PENDING, Status.PROCESSING, None, row()["first_failed_at"], "w", "why", **lock()
         )
     nothing = ("--event", "no such event")
+    filters = [nothing, ("--group", "f" * 16), ("--status", "pending"), ("--until", "2030-01-01"), ("--text", "x")]
     expected = [
         (("list", *nothing), 1),
         (("groups", *nothing), 1),
@@ -171,6 +182,8 @@ def test_the_exit_code_tells_how_it_went(sqlite_url: str) -> None:
         (("discard", str(free), "--reason", ""), 2),
         (("discard", "--reason", "r"), 2),
         (("discard", "--reason", "r", "--all"), 2),
+        *((("discard", "--reason", "r", *one), 2) for one in filters),
+        *((("discard", "--reason", "r", *nothing, flag), 1) for flag in ("--yes", "--dry-run")),
         (("discard", str(free), "--reason", "r", "--actor", "ingest"), 2),
         (("restore",), 2),
         (("discard", str(free), str(held), "--reason", "r", "--dry-run"), 3),

@@ -12,11 +12,13 @@ import pika
 import psycopg
 import pytest
 
+from scripts import services
+from scripts.servers import rabbitmq43
 from scripts.servers.amqp import accepts
 from scripts.servers.management import Management
 from scripts.servers.postgres import PostgresCluster
 from scripts.servers.rabbitmq import RabbitNode, installed_sbin
-from scripts.servers.server import ServiceError, descendants, free_port, is_alive
+from scripts.servers.server import ServiceError, descendants, free_port, free_ports, is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +57,7 @@ def test_a_node_keeps_its_durable_queue_over_a_kill_and_leaves_no_process_behind
             channel = connection.channel()
             channel.confirm_delivery()
             channel.queue_declare("kept", durable=True)
+            node.write_down()
             channel.basic_publish("", "kept", b"still here", pika.BasicProperties(delivery_mode=2), mandatory=True)
         first = [node.pid, *descendants(node.pid)]
 
@@ -124,6 +127,76 @@ def test_a_run_that_is_signalled_leaves_neither_process_nor_folder(
     # Told to end, it ends as its command did; killed, it leaves that to the guard.
     assert code == {signal.SIGTERM: 128 + 15, signal.SIGINT: 128 + 2, signal.SIGKILL: -9}[number]
     assert eventually(lambda: mentions(folder) == [] and not folder.exists())
+
+
+def test_a_node_of_4_3_runs_beside_the_installed_one_as_any_other_does(work_folder: Path) -> None:
+    node = services.node_of_43(work_folder / "rabbitmq43").start()
+    try:
+        assert version(Management(node.management_url)) >= (4, 3)
+        with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("kept", durable=True)
+            channel.basic_publish("", "kept", b"still here", pika.BasicProperties(delivery_mode=2), mandatory=True)
+        listing = [str(node.sbin / "rabbitmqctl"), "--quiet", "list_queues", "--no-table-headers", "name"]
+        listed = subprocess.run(listing, env=node.environment, capture_output=True, text=True, check=False)
+        assert (listed.returncode, listed.stdout.split()) == (0, ["kept"]), listed.stderr
+        node.kill()
+        assert mentions(work_folder) == []
+        node.restart()
+        with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+            assert connection.channel().basic_get("kept", auto_ack=True)[2] == b"still here"
+    finally:
+        node.abandon()
+    assert mentions(work_folder) == []
+
+
+def test_a_test_on_every_broker_has_the_one_it_is_named_after(on_every_broker: str, management: Management) -> None:
+    assert (version(management) >= (4, 3)) == (on_every_broker == "4.3")
+
+
+def version(management: Management) -> tuple[int, ...]:
+    return tuple(int(number) for number in management.get("overview")["rabbitmq_version"].split(".")[:2])
+
+
+def test_without_4_3_a_test_that_needs_it_is_told_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DLQBATCH_TEST_CACHE", str(tmp_path))
+    with pytest.raises(ServiceError, match="scripts/rabbitmq43 --prepare"):
+        rabbitmq43.unpacked()
+
+
+def test_a_fetch_that_fails_says_why_and_leaves_nothing_that_looks_complete(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DLQBATCH_TEST_CACHE", str(tmp_path))
+    monkeypatch.setenv("DLQBATCH_TEST_DEBIAN_MIRROR", f"http://127.0.0.1:{free_port()}/debian")
+    with pytest.raises(ServiceError, match=r"(?s)could not be fetched:.*127\.0\.0\.1"):
+        rabbitmq43.prepare()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_run_without_a_command_prints_the_addresses_and_waits_for_ctrl_c() -> None:
+    command = [sys.executable, str(SERVICES), "run", "--postgres", "--prefix", "X_"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            name, _, url = process.stdout.readline().strip().partition("=")
+            assert name == "X_DATABASE_URL"
+            with psycopg.connect(url.replace("+psycopg", "")) as connection:
+                assert connection.execute("SELECT 1").fetchone() == (1,)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 128 + signal.SIGINT
+        finally:
+            process.kill()
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(url.replace("+psycopg", ""))
+
+
+def test_no_port_is_given_twice_before_its_server_listens() -> None:
+    ports = [port for _ in range(100) for port in free_ports(4)]
+    assert len(set(ports)) == len(ports)
 
 
 def test_a_run_ends_with_the_exit_code_of_its_command() -> None:

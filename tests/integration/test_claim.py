@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 from dead_rows import NOW, add, fill, lock, row, store_at
-from sqlalchemy import event, func, select, text
+from plans import statements_of, walk
+from sqlalchemy import func, select, text
 
 from dlqbatch.deadstore import attempts, states
 from dlqbatch.deadstore.claim import claim, promote, release, take_over
@@ -24,11 +22,12 @@ from dlqbatch.policy.lifecycle import Status
 from dlqbatch.policy.strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy import Engine
 
 MINUTE = timedelta(minutes=1)
+SECOND = timedelta(seconds=1)
 WORKERS = {"postgresql": 10, "sqlite": 4}
 DUE = {"postgresql": 10_000, "sqlite": 2_000}
 MANY = 200_000
@@ -51,7 +50,7 @@ def look_at(engine: Engine, row_id: int) -> Detail:
 
 
 def claimed(engine: Engine, now: Any = NOW, owner: str = "w") -> dict[int, str]:
-    return {record.id: record.lock_token or "" for record in claim(engine, owner, now)}
+    return {row.row_id: row.token for row in claim(engine, owner, now)}
 
 
 def begin(engine: Engine, tokens: dict[int, str], at: Any = NOW) -> dict[int, int]:
@@ -65,16 +64,18 @@ def test_priority_comes_first_then_age(engine: Engine) -> None:
     ids = {}
     for name, priority, age in (("a", 0, 3), ("b", 9, 1), ("c", 9, 2), ("d", 5, 9)):
         (ids[name],) = add(engine, row(priority=priority, next_retry_at=NOW), at=NOW - age * MINUTE)
-    assert [record.id for record in claim(engine, "w", NOW, limit=3)] == [ids["c"], ids["b"], ids["d"]]
-    assert [record.id for record in claim(engine, "w", NOW, limit=3)] == [ids["a"]]
+    assert [row.row_id for row in claim(engine, "w", NOW, limit=3)] == [ids["c"], ids["b"], ids["d"]]
+    assert [row.row_id for row in claim(engine, "w", NOW, limit=3)] == [ids["a"]]
 
 
 def test_a_claimed_row_is_locked_leased_and_journalled(engine: Engine) -> None:
     (row_id,) = due(engine, body=b"12345")
-    (record,) = claim(engine, "host-1", NOW)
-    assert (record.id, record.status, record.body_size) == (row_id, Status.PROCESSING, 5)
+    (claimed_row,) = claim(engine, "host-1", NOW)
+    assert (claimed_row.row_id, claimed_row.body_size, claimed_row.has_attempt) == (row_id, 5, False)
+    record = look_at(engine, row_id).record
+    assert record.status is Status.PROCESSING
     assert (record.lock_owner, record.locked_at, record.lease_until) == ("host-1", NOW, NOW + 5 * MINUTE)
-    assert record.lock_token
+    assert record.lock_token == claimed_row.token
     last = look_at(engine, row_id).transitions[-1]
     assert (last.from_status, last.to_status, last.actor) == ("pending", "processing", "lifecycle")
     assert claim(engine, "host-2", NOW) == []
@@ -90,7 +91,7 @@ def test_what_is_not_due_or_not_for_the_lifecycle_is_left(engine: Engine) -> Non
 def test_a_promotion_is_bounded_and_begins_with_the_longest_waiting(engine: Engine) -> None:
     ids = [add(engine, row(next_retry_at=NOW - age * MINUTE))[0] for age in range(5)]
     assert [promote(engine, NOW, 3), promote(engine, NOW, 3), promote(engine, NOW, 3)] == [3, 2, 0]
-    assert {record.id for record in claim(engine, "w", NOW)} == set(ids)
+    assert {row.row_id for row in claim(engine, "w", NOW)} == set(ids)
 
 
 def test_workers_at_once_claim_every_due_row_exactly_once(engine: Engine) -> None:
@@ -101,8 +102,8 @@ def test_workers_at_once_claim_every_due_row_exactly_once(engine: Engine) -> Non
     def work(worker: int) -> list[int]:
         start.wait(30)
         mine: list[int] = []
-        while records := claim(engine, f"w{worker}", NOW):
-            mine += [record.id for record in records]
+        while rows := claim(engine, f"w{worker}", NOW):
+            mine += [row.row_id for row in rows]
         return mine
 
     with ThreadPoolExecutor(workers) as pool:
@@ -130,6 +131,26 @@ def test_an_attempt_is_there_unsent_before_its_publish_and_marked_after(engine: 
     assert after.record.status is Status.PROCESSING
     assert after.record.lease_until is None
     assert after.transitions == before.transitions
+
+
+def test_a_row_claimed_a_moment_ago_is_not_written_again_and_an_older_lease_starts_anew(engine: Engine) -> None:
+    (row_id,) = due(engine)
+    tokens = claimed(engine)
+    soon = NOW + 20 * SECOND
+    assert begin(engine, tokens, soon) == {row_id: 1}
+    assert look_at(engine, row_id).record.updated_at == NOW
+    assert begin(engine, tokens, NOW + MINUTE) == {row_id: 1}
+    assert look_at(engine, row_id).record.lease_until == NOW + 6 * MINUTE
+
+
+@pytest.mark.parametrize("strategy", [Strategy.IMMEDIATE, Strategy.SCHEDULED, Strategy.CONDITIONAL])
+def test_what_an_attempt_was_sent_by_is_known_before_it_can_come_back(engine: Engine, strategy: Strategy) -> None:
+    """Without a mark a row that has no strategy yet counts as immediate; with it the row says so itself."""
+    (row_id,) = due(engine)
+    attempts.begin_attempts(engine, claimed(engine), strategy, "w", NOW)
+    assert (look_at(engine, row_id).record.strategy or Strategy.IMMEDIATE) is strategy
+    attempts.mark_sent(engine, {row_id: 1}, NOW)
+    assert look_at(engine, row_id).record.strategy is strategy
 
 
 def test_only_the_holder_of_the_token_begins_an_attempt(engine: Engine) -> None:
@@ -171,18 +192,19 @@ def test_a_lease_that_ran_out_is_taken_over_under_the_same_number(engine: Engine
     old = claimed(engine)
     begin(engine, old)
     assert take_over(engine, "v", NOW + 5 * MINUTE) == []
-    (record,) = take_over(engine, "v", NOW + 6 * MINUTE)
-    assert (record.id, record.lock_owner, record.lease_until) == (row_id, "v", NOW + 11 * MINUTE)
-    assert record.lock_token != old[row_id]
+    (taken,) = take_over(engine, "v", NOW + 6 * MINUTE)
+    record = look_at(engine, row_id).record
+    assert (taken.row_id, record.lock_owner, record.lease_until) == (row_id, "v", NOW + 11 * MINUTE)
+    assert old[row_id] != taken.token == record.lock_token
     assert begin(engine, old) == {}
-    assert begin(engine, {row_id: record.lock_token or ""}) == {row_id: 1}
+    assert begin(engine, {row_id: taken.token}) == {row_id: 1}
     assert "taken over" in look_at(engine, row_id).transitions[-1].reason
 
 
 def test_a_lease_that_ran_out_before_any_attempt_is_taken_over_too(engine: Engine) -> None:
     (row_id,) = due(engine)
     claimed(engine)
-    assert [record.id for record in take_over(engine, "v", NOW + 6 * MINUTE)] == [row_id]
+    assert [row.row_id for row in take_over(engine, "v", NOW + 6 * MINUTE)] == [row_id]
 
 
 def test_what_was_sent_is_under_observation_and_nobody_takes_it_over(engine: Engine) -> None:
@@ -195,10 +217,10 @@ def test_what_was_sent_is_under_observation_and_nobody_takes_it_over(engine: Eng
 def test_a_confirm_that_arrives_after_the_take_over_stops_the_second_send(engine: Engine) -> None:
     (row_id,) = due(engine)
     begin(engine, claimed(engine))
-    (record,) = take_over(engine, "v", NOW + 6 * MINUTE)
+    (taken,) = take_over(engine, "v", NOW + 6 * MINUTE)
     attempts.mark_sent(engine, {row_id: 1}, NOW + 6 * MINUTE)
-    assert begin(engine, {row_id: record.lock_token or ""}) == {}
-    assert release(engine, {row_id: record.lock_token or ""}, NOW, "breaker open", NOW) == set()
+    assert begin(engine, {row_id: taken.token}) == {}
+    assert release(engine, {row_id: taken.token}, NOW, "breaker open", NOW) == set()
     assert take_over(engine, "u", NOW + 60 * MINUTE) == []
 
 
@@ -222,7 +244,7 @@ def test_a_replay_takes_over_its_own_rows_and_the_lifecycle_leaves_them(engine: 
     later = NOW + 6 * MINUTE
     assert take_over(engine, "v", later) == []
     assert take_over(engine, "v", later, plan_id=8) == []
-    assert [record.id for record in take_over(engine, "v", later, plan_id=7)] == [row_id]
+    assert [row.row_id for row in take_over(engine, "v", later, plan_id=7)] == [row_id]
 
 
 def test_released_rows_wait_again_and_their_unsent_attempt_is_abandoned(engine: Engine) -> None:
@@ -331,34 +353,6 @@ def test_content_is_fetched_for_the_rows_that_are_asked_for(engine: Engine) -> N
 # --- Many rows
 
 
-@contextmanager
-def statements_of(engine: Engine) -> Iterator[list[tuple[str, Any]]]:
-    seen: list[tuple[str, Any]] = []
-
-    def keep(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
-        if statement.startswith(("SELECT", "UPDATE", "DELETE")) and "dlq_messages" in statement:
-            seen.append((statement, parameters[0] if isinstance(parameters, list) else parameters))
-
-    event.listen(engine, "before_cursor_execute", keep)
-    try:
-        yield seen
-    finally:
-        event.remove(engine, "before_cursor_execute", keep)
-
-
-def walks_the_table(engine: Engine, statement: str, parameters: Any) -> str | None:
-    """The plan, if it reads the table from end to end."""
-    if engine.dialect.name == "sqlite":
-        with reading(engine) as connection:
-            plan = [line[3] for line in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
-        walks = any(line.startswith("SCAN dlq_messages") and "INDEX" not in line for line in plan)
-        return "\n".join(plan) if walks else None
-    with psycopg.connect(engine.url.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
-        cursor = psycopg.ClientCursor(connection)
-        (found,) = cursor.execute(f"EXPLAIN (FORMAT JSON) {statement}".encode(), parameters).fetchone() or ()
-    return json.dumps(found, indent=1) if '"Seq Scan"' in json.dumps(found) else None
-
-
 def everything_asked(engine: Engine) -> dict[str, Callable[[], object]]:
     every = Filters("Error3", f"{3:016}", "event-3", "queue-3", WAITING, NOW - 60 * MINUTE, NOW, "attempt 3")
     one_each = [
@@ -404,7 +398,7 @@ def test_no_query_walks_the_whole_table(engine: Engine, monkeypatch: pytest.Monk
         with statements_of(engine) as seen:
             query()
         assert seen, name
-        walking = [*walking, *(f"{name}\n{s}\n{plan}" for s, p in seen if (plan := walks_the_table(engine, s, p)))]
+        walking = [*walking, *(f"{name}\n{s}\n{plan}" for s, p in seen if (plan := walk(engine, s, p)))]
     assert not walking, "\n\n".join(walking)
 
 
@@ -416,7 +410,7 @@ def test_a_claim_of_a_hundred_stays_fast_with_many_rows(database_url: str) -> No
         took = []
         for _ in range(9):
             started = time.perf_counter()
-            assert len(claim(engine, "w", NOW)) == 100
+            assert len(claim(engine, "w", NOW, limit=100)) == 100
             took.append(time.perf_counter() - started)
         return min(took)  # what it costs; the rest is what else the machine does
 

@@ -9,12 +9,14 @@ import pytest
 from broker_side import Side, connected
 
 from dlqbatch.broker import declare
-from dlqbatch.errors import TopologyMismatch, TopologyMissing
+from dlqbatch.errors import SettingsError, TopologyMismatch, TopologyMissing
 from dlqbatch.topology.ladder import Ladder, demonstration
 from dlqbatch.topology.model import Binding, Exchange, Queue, Topology
+from scripts.servers.cluster import RabbitCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from scripts.servers.management import Management
 
@@ -164,10 +166,13 @@ def test_the_type_of_a_queue_is_known_whatever_its_other_arguments(
     )
     side.channel.queue_declare("plain", durable=True)
     side.queue("classic", message_ttl=100_000, max_priority=3)
-    names = ["quorum", "quorum-with-much-else", "plain", "classic"]
+    forged = (" of queue type rabbit_quorum_queue", "queue 'a' does not have a replica on the local node")
+    for name in forged:
+        side.queue(name)
+    names = ["quorum", "quorum-with-much-else", "plain", "classic", *forged]
     with connected(broker_url) as connection:
         for otherwise in (True, False):
-            found = declare.quorum_queues(connection, names, otherwise=otherwise)
+            found = declare.quorum_sources(connection, names, otherwise=otherwise)
             assert found == {"quorum", "quorum-with-much-else"}
     assert sorted(queue["name"] for queue in management.queues()) == sorted(names)
 
@@ -191,6 +196,28 @@ def test_asking_for_a_type_takes_no_message_and_makes_no_queue(
         assert declare.quorum_queues(connection, ["quorum", "missing"], otherwise=False) == {"quorum"}
     assert not any(message.redelivered for message in side.empty("quorum"))
     assert [queue["name"] for queue in management.queues()] == ["quorum"]
+
+
+@pytest.mark.usefixtures("on_every_broker")
+def test_a_stream_among_queues_to_take_from_is_an_error_that_names_it(side: Side, broker_url: str) -> None:
+    for name, kind in (("dlq.q", "quorum"), ("dlq.s", "stream"), ("dlq.z", "classic")):
+        side.queue(name, kind)
+    with connected(broker_url) as connection:
+        assert declare.quorum_sources(connection, ["dlq.q", "dlq.z"], otherwise=False) == {"dlq.q"}
+        assert declare.quorum_queues(connection, ["dlq.q", "dlq.s", "dlq.z"], otherwise=True) == {"dlq.q"}
+        with pytest.raises(SettingsError, match=r"'dlq\.s' is a stream"):
+            declare.quorum_sources(connection, ["dlq.q", "dlq.s", "dlq.z"], otherwise=False)
+
+
+@pytest.mark.slow
+def test_a_stream_that_only_another_node_has_is_told_all_the_same(work_folder: Path) -> None:
+    with RabbitCluster(work_folder / "cluster").start() as cluster:
+        side = Side(cluster.nodes[0].url)
+        side.queue("dlq.s", "stream", initial_cluster_size=1)
+        side.close()
+        for node in cluster.nodes:
+            with connected(node.url) as connection, pytest.raises(SettingsError, match=r"'dlq\.s' is a stream"):
+                declare.quorum_sources(connection, ["dlq.s"], otherwise=False)
 
 
 def test_the_type_is_known_without_the_right_to_configure(side: Side, login: Callable[..., str]) -> None:

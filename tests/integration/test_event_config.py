@@ -147,10 +147,10 @@ def test_a_hundred_thousand_rows_become_a_policy_quickly(url: str) -> None:
     name = "'app' || (n % 97) || '.*.event' || n || CASE WHEN n % 2 = 0 THEN '.#' ELSE '' END"
     run(url, fill.format(name=name, numbers=counted))
     config = config_at(url)
-    began = time.perf_counter()
+    began = time.process_time()  # ours alone: whatever else the machine does
     policy = Policy.build(config.read(), {}, 3)
-    elapsed = time.perf_counter() - began
-    print(f"{elapsed:.2f} s")  # noqa: T201 - the figure itself, under `pytest -rP`
+    elapsed = time.process_time() - began
+    print(f"{elapsed:.2f} s of CPU")  # noqa: T201 - the figure itself, under `pytest -rP`
     assert policy.size == 100_000
     assert policy.max_retries("app3.x.event100") == 3
     assert elapsed < 3  # under 1 s on a small machine

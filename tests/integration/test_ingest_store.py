@@ -13,14 +13,15 @@ import psycopg
 import pytest
 from dead_rows import NOW, store_at
 from program import eventually
-from sqlalchemy import select
+from sqlalchemy import insert, make_url, select
 
 from dlqbatch.deadstore import attempts
 from dlqbatch.deadstore.claim import claim
-from dlqbatch.deadstore.engine import reading, writing
+from dlqbatch.deadstore.engine import create_engine_for, reading, writing
 from dlqbatch.deadstore.ingest import Ingestion
 from dlqbatch.deadstore.states import RowMove, move_many
-from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, TRANSITIONS
+from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, PLANS, TRANSITIONS
+from dlqbatch.deadstore.twins import likeness, twins_of
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.message.dialects import Failure
 from dlqbatch.message.envelope import Origin
@@ -98,7 +99,7 @@ def outcomes(engine: Engine) -> list[tuple[int, str | None]]:
 
 def send(engine: Engine, now: Any = LATER) -> dict[int, int]:
     """Every due row is retried: claimed, its attempt begun and confirmed."""
-    tokens = {record.id: record.lock_token or "" for record in claim(engine, "w", now)}
+    tokens = {row.row_id: row.token for row in claim(engine, "w", now)}
     numbers = attempts.begin_attempts(engine, tokens, Strategy.IMMEDIATE, "w", now)
     attempts.mark_sent(engine, numbers, now)
     return numbers
@@ -116,7 +117,7 @@ def succeed(engine: Engine, identity: str, number: int) -> None:
 
 
 def test_a_new_id_is_a_new_pending_row_with_everything_it_brought(engine: Engine) -> None:
-    ingestion = Ingestion(engine, system_state={"cpu": 0.5})
+    ingestion = Ingestion(engine, system_state=lambda: {"cpu": 0.5})
     assert ingestion.store([arrival("a", parent="z")], NOW) == [RECORDED]
     (found,) = rows(engine)
     assert (found.identity, found.parent, found.had_id, found.status) == ("a", "z", True, "pending")
@@ -162,6 +163,23 @@ def test_a_return_of_the_open_attempt_fails_it_and_its_row_is_pending_again(engi
     assert (bytes(found.properties), bytes(found.body)) == (b"\0\0", b"body")
     assert outcomes(engine) == [(1, "failed")]
     assert journal(engine, found.id)[-1] == ("processing", "pending", "ingest", "attempt 1 failed")
+
+
+def test_where_it_came_back_is_where_it_will_be_looked_for(engine: Engine) -> None:
+    """Unless it failed where only a plan had sent it: from its origin it would come back as before."""
+    store(engine, arrival("a"), arrival("b"))
+    send(engine)
+    moved = Origin("elsewhere", None, "orders.created")
+    with writing(engine) as connection:
+        told = {"state_since": NOW, "created_at": NOW, "actor": "ann", "reason": "r", "filters": {}, "risks": []}
+        plan = insert(PLANS).values(told | {"hash": "h", "state": "done", "to_queue": "elsewhere", "size": 1})
+        plan_id = connection.execute(plan.returning(PLANS.c.id)).scalar_one()
+        seen = {"seen_status": "pending", "seen_updated_at": NOW, "state": "sent", "attempt": 1}
+        item = {"plan_id": plan_id, "place": 1, "message_id": row(engine, "b").id, **seen}
+        connection.execute(insert(PLAN_ITEMS).values(item))
+    batch = (arrival("a", 1, source_queue="new.dlq"), arrival("b", 1, source_queue="elsewhere.dlq", origin=moved))
+    assert store(engine, *batch, now=LATER) == [FAILED, FAILED]
+    assert [each.source_queue for each in rows(engine)] == ["new.dlq", "dlq-queue"]
 
 
 def test_five_failed_attempts_end_in_failed(engine: Engine) -> None:
@@ -247,11 +265,21 @@ def test_without_an_id_every_first_delivery_is_a_new_row(engine: Engine) -> None
 def test_redelivered_without_an_id_it_is_the_one_row_whose_acknowledgement_is_not_known(engine: Engine) -> None:
     again = arrival(redelivered=True)
     assert store(engine, again) == [RECORDED]
-    assert store(engine, again) == [DUPLICATE]
-    (found,) = rows(engine)
-    assert (found.possible_duplicate, found.ack_proven) == (False, True)
-    # That row stands for one message: one more like it is another.
+    second = Ingestion(engine)
+    assert second.store([again], NOW) == [DUPLICATE]
+    # That row stands for one message: one more like it is another, in this run and in every other.
+    assert second.store([again], NOW) == [RECORDED]
+    second.acknowledged()
+    assert [each.possible_duplicate for each in rows(engine)] == [False] * 2
     assert store(engine, again) == [RECORDED]
+    assert [each.possible_duplicate for each in rows(engine)] == [False] * 3
+
+
+def test_redelivered_after_two_cuts_both_rows_are_flagged(engine: Engine) -> None:
+    """The run that took it for the row was cut before its acknowledgement, or after: nobody can tell."""
+    again = arrival(redelivered=True)
+    assert [store(engine, each) for each in (arrival(), again, again)] == [[RECORDED], [DUPLICATE], [RECORDED]]
+    assert [each.possible_duplicate for each in rows(engine)] == [True, True]
 
 
 def test_a_twin_is_of_the_same_queue(engine: Engine) -> None:
@@ -289,8 +317,10 @@ def test_once_acknowledged_nothing_is_taken_for_its_row(engine: Engine) -> None:
     ingestion = Ingestion(engine)
     ingestion.store([arrival()], NOW)
     ingestion.acknowledged()
-    assert [each.ack_proven for each in rows(engine)] == [True]
     assert store(engine, arrival(redelivered=True)) == [RECORDED]
+    # A run that goes on after that may be cut as well.
+    again = arrival(body=b"later", redelivered=True)
+    assert [ingestion.store([again], NOW), store(engine, again)] == [[RECORDED], [DUPLICATE]]
 
 
 def test_a_batch_may_hold_everything_at_once(engine: Engine) -> None:
@@ -358,6 +388,18 @@ def test_absurd_numbers_fit(engine: Engine) -> None:
     huge = arrival("a", 2**63 - 1, retries=2**31 - 1, priority=255)
     assert store(engine, huge, replace(huge, id="b")) == [RECORDED] * 2
     assert {each.dlq_retry_count for each in rows(engine)} == {2**31 - 1}
+    # A person replays one, and it fails again.
+    first = rows(engine)[0]
+    with writing(engine) as connection:
+        lock = {"lock_owner": "ann", "lock_token": "t", "locked_at": LATER, "lease_until": LATER}
+        replaying = RowMove(first.id, Status.MANUAL, Status.PROCESSING, None, "again", lock)
+        assert move_many(connection, [replaying], LATER, "ann")
+    numbers = attempts.begin_attempts(engine, {first.id: "t"}, None, "w", LATER)
+    attempts.mark_sent(engine, numbers, LATER)
+    back = replace(huge, id=first.identity, attempt=numbers[first.id])
+    assert store(engine, back, arrival("c"), now=LATER) == [FAILED, RECORDED]
+    found = row(engine, first.identity)
+    assert (found.status, found.dlq_retry_count) == ("failed", 2**31 - 1)
 
 
 # --- Several runs at once
@@ -405,6 +447,25 @@ def test_runs_that_each_hold_one_like_the_same_row_take_only_one_of_them_for_it(
     assert len(rows(engine)) == 40
 
 
+def test_a_run_ends_in_order_after_whoever_compares_with_its_rows(database_url: str) -> None:
+    """Else a message might be taken for a row whose own is acknowledged in the same moment."""
+    engine = store_at(database_url)
+    ingestion = Ingestion(engine)
+    ingestion.store([arrival()], NOW)
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with (
+        psycopg.connect(database_url.replace("+psycopg", ""), autocommit=True) as watch,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with writing(engine) as connection:
+            again = arrival(redelivered=True)
+            assert len(twins_of(connection, [again], "another run", ())[likeness(again)]) == 1
+            ending = pool.submit(ingestion.acknowledged)
+            assert eventually(lambda: watch.execute(waits).fetchone() == (1,))
+        ending.result(timeout=20)
+    assert store(engine, again) == [RECORDED]
+
+
 def test_a_run_that_waits_in_a_circle_with_another_is_the_one_that_starts_again(database_url: str) -> None:
     engine = store_at(database_url)
     store(engine, arrival("a"), arrival("b"))
@@ -442,3 +503,24 @@ def test_a_store_that_is_cut_in_the_middle_has_stored_nothing(engine: Engine, mo
             ingestion.store(batch, NOW)
     assert len(rows(engine)) == len(rows(engine, TRANSITIONS)) == 1
     assert ingestion.store(batch, NOW) == [RECORDED, DUPLICATE, DUPLICATE]
+
+
+def test_who_may_only_read_the_runs_that_were_cut_is_told_the_right_that_a_lock_takes(database_url: str) -> None:
+    engine = store_at(database_url)
+    owner = make_url(database_url)
+    role = f"reader_{owner.database}"
+    reader = owner.set(username=role, password="open-sesame").render_as_string(hide_password=False)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD 'open-sesame'")
+        connection.exec_driver_sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+    try:
+        right = f"GRANT SELECT, INSERT, UPDATE, DELETE ON dlq_unproven_runs TO {role}"
+        with (
+            pytest.raises(DatabaseUnreadable, match=right),
+            reading(create_engine_for(reader, connect_timeout=30)) as connection,
+        ):
+            twins_of(connection, [arrival(redelivered=True)], "this run", ())
+    finally:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {role}")
+            connection.exec_driver_sql(f"DROP ROLE {role}")

@@ -12,11 +12,17 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from broker_side import Side
 
-from dlqbatch.broker.management import expand
+from dlqbatch.broker.management import Api, expansion
 from dlqbatch.errors import BrokerUnreachable
+from dlqbatch.settings import load
+from dlqbatch.wiring import Occasion, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+def expand(names: list[str], broker_url: str, url: str | None, **trust: Any) -> tuple[str, ...]:
+    return expansion(names, Api(broker_url, url, **trust)).queues
 
 
 @pytest.fixture
@@ -61,7 +67,7 @@ def test_the_brokers_login_is_the_apis_unless_it_has_its_own(
 def answering(answer: Callable[[int], tuple[int, Any]]) -> Iterator[str]:
     """A management API that answers each page as it is told."""
 
-    class Api(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             page = int(parse_qs(urlsplit(self.path).query)["page"][0])
             status, body = answer(page)
@@ -76,7 +82,7 @@ def answering(answer: Callable[[int], tuple[int, Any]]) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (the name it has there)
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -105,6 +111,30 @@ def test_queues_deleted_while_they_are_listed_end_the_list_and_not_the_run() -> 
 
     with answering(pages) as api:
         assert expand(["dlq.*"], "amqp://127.0.0.1/", api) == ("dlq.a",)
+
+
+NO_NAMES = ("dlq." + "x" * 252, "dlq." + "ö" * 126, "dlq.\ud800", "")
+
+
+def test_names_that_no_queue_can_have_are_left_out_and_told() -> None:
+    items = [{"name": name, "type": "classic"} for name in (*NO_NAMES, "dlq." + "x" * 251)]
+    with answering(lambda _: (200, {"page_count": 1, "items": items})) as api:
+        found = expansion(["*"], Api("amqp://127.0.0.1/", api))
+    assert found.queues == ("dlq." + "x" * 251,)
+    assert len(found.left_out) == 4
+    assert any(text.startswith(r"'dlq.\ud800' is left out") for text in found.left_out)
+    assert all(len(text) < 500 and text.isascii() for text in found.left_out)
+
+
+def test_names_that_no_queue_can_have_do_not_end_a_run(side: Side, broker_url: str) -> None:
+    side.fill(side.queue("dlq.a"), [b"1", b"2"])
+    items = [{"name": name, "type": "classic"} for name in (*NO_NAMES, "dlq.a")]
+    with answering(lambda _: (200, {"page_count": 1, "items": items})) as api:
+        given = {"broker_url": broker_url, "management_url": api, "check_queues": "dlq.*"}
+        settings = load(given, {"DLQBATCH_CONFIG": "/dev/null", "DLQBATCH_DATABASE_URL": "sqlite:////dev/null"})
+        report = run("check", settings, Occasion())
+    assert (report.outcome, report.counts["got"]) == ("ok", 2), report
+    assert len([text for text in report.warnings if "no queue can be called so" in text]) == 3
 
 
 @pytest.mark.parametrize(

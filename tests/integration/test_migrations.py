@@ -18,8 +18,22 @@ from dlqbatch.deadstore.event_config import EventConfig
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.policy.events import EventRow
 
-HEAD = "0002"
-OURS = {"dlq_event_config", "dlq_messages", "dlq_attempts", "dlq_transitions", "dlq_runs", "dlqbatch_version"}
+HEAD = "0003"
+OURS = {
+    "dlq_alerts",
+    "dlq_attempts",
+    "dlq_breakers",
+    "dlq_cold_copies",
+    "dlq_event_config",
+    "dlq_messages",
+    "dlq_plan_items",
+    "dlq_plans",
+    "dlq_rules",
+    "dlq_runs",
+    "dlq_transitions",
+    "dlq_unproven_runs",
+    "dlqbatch_version",
+}
 SEED_TABLE = "CREATE TABLE dlq_event_config (id int PRIMARY KEY, name varchar(100) NULL, max_retries integer NULL)"
 SQL_FOLDER = Path(__file__).parents[2] / "sql"
 

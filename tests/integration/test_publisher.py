@@ -154,6 +154,32 @@ def test_one_message_that_the_broker_does_not_take_is_left_in_every_run_and_stop
         side.fill(SOURCE, numbered(300))
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_one_that_is_refused_and_as_large_as_the_bound_on_bytes_keeps_none_from_moving(
+    side: Side, broker_url: str, kind: str
+) -> None:
+    source = side.queue(f"{kind}-source", kind)
+    side.fill(source, [b"refused" * 1000, *numbered(100)])
+
+    def handle(delivery: Delivery) -> Instruction:
+        made = move(delivery)
+        return made._replace(properties=with_expiration(made.properties)) if delivery.body_size > 10 else made
+
+    with connected(broker_url) as connection:
+        tally = transfer(connection, [Take(source, 101, kind == "quorum")], handle, max_bytes=5000)
+    assert (tally.stopped_by, tally.results) == (None, {("left", "publish-refused"): 1, ("moved", None): 100})
+    assert bodies(side, source) == [b"refused" * 1000]
+
+
+def test_one_that_is_taken_and_as_large_as_the_bound_on_bytes_ends_the_run(side: Side, broker_url: str) -> None:
+    side.fill(SOURCE, [b"large" * 1000, *numbered(2000)])
+    tally = run(broker_url, 2001, move, max_bytes=5000)
+    assert tally.stopped_by == "bytes"
+    assert 1 <= tally.got < 2001
+    assert len(side.empty(SINK)) == tally.got
+    assert len(side.empty(SOURCE)) == 2001 - tally.got
+
+
 def test_a_name_too_long_for_the_protocol_is_refused_before_it_is_sent(side: Side, broker_url: str) -> None:
     side.fill(SOURCE, numbered(3))
 

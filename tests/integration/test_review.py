@@ -17,8 +17,11 @@ from sqlalchemy import update
 
 from dlqbatch.deadstore import attempts, states
 from dlqbatch.deadstore.asking import NotUnderstood
+from dlqbatch.deadstore.claim import claim
+from dlqbatch.deadstore.clock import StoreClock
 from dlqbatch.deadstore.engine import writing
 from dlqbatch.deadstore.messages import Filters
+from dlqbatch.deadstore.plans import wanted
 from dlqbatch.deadstore.review import Changes, NoSuchMessage, Review
 from dlqbatch.deadstore.tables import MESSAGES
 from dlqbatch.policy.lifecycle import Status, path
@@ -111,6 +114,37 @@ def test_times_are_utc_unless_they_say_otherwise(review: Review) -> None:
     for wrong in ("", "yesterday", "2030-13-01", "0001-01-01T00:00:00+14:00"):
         with pytest.raises(NotUnderstood):
             review.moment(wrong)
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        ("2030-06-01", 2),
+        ("20300601", 2),
+        ("2030-05-31", 0),
+        ("2030-06-02T00:00", 3),
+        ("2030-06-01T12:00", 1),
+        ("2030-06-01T11:59:59.999999Z", 0),
+    ],
+)
+def test_a_date_as_an_end_is_its_whole_day_as_it_is_for_a_plan(
+    engine: Engine, review: Review, end: str, found: int
+) -> None:
+    for at in (NOW, NOW.replace(hour=23, minute=59, second=59, microsecond=999_999), NOW.replace(day=2, hour=0)):
+        add(engine, row(), at=at)
+    filters = review.asked(until=end)
+    assert filters.until == wanted(end=end).filters.until
+    assert len(review.page(filters).messages) == sum(group.size for group in review.groups(filters).groups) == found
+    assert len(discard(review, filters=filters, dry_run=True).changes) == found
+    with pytest.raises(NotUnderstood):
+        review.asked(until="9999-12-31")
+
+
+def test_the_sample_of_a_group_is_the_newest_also_among_equal_times(engine: Engine, review: Review) -> None:
+    add(engine, *(row(status=status) for status in (Status.MANUAL, Status.PENDING) for _ in range(3)))
+    newest = review.page(review.asked()).messages[0].id
+    for asked in (review.asked(), review.asked(text="id-")):
+        assert [group.sample.id for group in review.groups(asked).groups] == [newest]
 
 
 def test_the_story_is_told_in_its_order(engine: Engine, review: Review) -> None:
@@ -208,7 +242,7 @@ def test_the_head_of_ten_megabytes_is_there_at_once(engine: Engine, review: Revi
 
 @pytest.mark.parametrize("number", [0, -1, 10**6, 2**63, 2**70])
 def test_a_message_that_is_not_there(review: Review, number: int) -> None:
-    with pytest.raises(NoSuchMessage):
+    with pytest.raises(NoSuchMessage, match=f"archive show {number}"):
         review.show(number)
     assert review.journal(number).entries == ()
     (change,) = discard(review, number).changes
@@ -267,10 +301,38 @@ def test_what_is_being_processed_is_refused(engine: Engine, review: Review) -> N
     assert not refused.is_done
     assert "w works on it until 2030-06-01 12:05:00" in refused.why
     with writing(engine) as connection:
-        connection.execute(update(MESSAGES).where(MESSAGES.c.id == row_id).values(lease_until=None))
+        connection.execute(update(MESSAGES).where(MESSAGES.c.id == row_id).values(plan_id=7, lease_until=None))
     (refused,) = discard(review, row_id).changes
-    assert "a retry of it is under way" in refused.why
+    assert "has reserved it" in refused.why
     assert review.show(row_id).record.lock_token == "t"
+
+
+def test_what_is_under_observation_can_be_discarded_and_comes_back_as_a_linked_row(
+    engine: Engine, review: Review
+) -> None:
+    """A retry whose origin cannot be looked at would stay for ever; its attempt is nobody's any more."""
+    (row_id,) = add(engine, row(next_retry_at=NOW))
+    numbers = attempts.begin_attempts(
+        engine, {each.row_id: each.token for each in claim(engine, "w", NOW)}, Strategy.IMMEDIATE, "w", NOW
+    )
+    attempts.mark_sent(engine, numbers, NOW)
+    assert discard(review, row_id, dry_run=True).done == discard(review, row_id).done == 1
+    shown = review.show(row_id)
+    assert [one.to_status for one in shown.transitions[-3:]] == ["processing", "manual", "archived"]
+    assert (shown.record.status, shown.record.lock_token) == (Status.ARCHIVED, None)
+    assert [(one.outcome, one.closed_at) for one in shown.attempts] == [("abandoned", LATER)]
+    assert restore(review, row_id).done == 1
+
+
+def test_a_discard_without_a_time_is_at_the_stores(
+    engine: Engine, review: Review, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention counts from there: by the clock of a machine that is years behind it would go at once."""
+    (row_id,) = add(engine, row())
+    monkeypatch.setattr(StoreClock, "_ask", lambda _: LATER - timedelta(seconds=time.monotonic()))
+    for change in (review.discard, review.restore):
+        assert change([row_id], actor="somebody", reason="r").done == 1
+        assert abs(review.show(row_id).record.status_since - LATER) < timedelta(minutes=1)
 
 
 def test_some_change_although_others_do_not(engine: Engine, review: Review) -> None:
@@ -288,7 +350,7 @@ def test_a_filter_discards_what_matches_and_is_not_over_yet(engine: Engine, revi
     resolved = in_state(engine, Status.RESOLVED, fingerprint="a" * 16)
     (other,) = add(engine, row())
     done = discard(review, filters=review.asked(group="a" * 16))
-    assert sorted(one.id for one in done.changes) == wanted
+    assert sorted(one.id for one in done.changes) == sorted(wanted)
     assert done.done == 250
     assert review.show(resolved).record.status is Status.RESOLVED
     assert review.show(other).record.status is Status.PENDING

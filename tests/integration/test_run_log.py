@@ -17,14 +17,18 @@ import sqlalchemy
 from dead_rows import store_at
 from sqlalchemy import func, select, text
 
-from dlqbatch.deadstore import address, migrate
+from dlqbatch import settings, wiring
+from dlqbatch.deadstore import address, migrate, run_log
 from dlqbatch.deadstore.engine import create_engine_for, parse, reading, writing
 from dlqbatch.deadstore.run_history import prune, recent
 from dlqbatch.deadstore.run_log import KEPT_FOR, Recorded, RunRecord, record
 from dlqbatch.deadstore.tables import RUNS
+from dlqbatch.runs.report import Report
+from dlqbatch.wiring import monitor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import tzinfo
 
 NOW = datetime(2030, 6, 1, 12, tzinfo=UTC)
 KEPT = Recorded(is_kept=True)
@@ -88,6 +92,33 @@ def test_pruning_takes_the_oldest_and_no_more_than_it_may(url: str) -> None:
     assert prune(engine, NOW + timedelta(days=4)) == 1
 
 
+def test_a_clock_that_is_set_back_during_a_run_puts_no_start_into_the_future(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain's start that is too late would count as a look after the window."""
+    behind = timedelta()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return cls.fromtimestamp((datetime.now(tz) - behind).timestamp(), tz)
+
+    def set_back(*_: object) -> Report:
+        nonlocal behind
+        behind = timedelta(hours=1)
+        return Report("monitor", outcome="ok", stopped_by="empty", counts={}, reasons={}, elapsed_seconds=0.0)
+
+    migrate.upgrade(database_url)
+    monkeypatch.setattr(monitor, "monitor", set_back)
+    for module in (wiring, run_log):
+        monkeypatch.setattr(module, "datetime", Clock)
+    loaded = settings.load({"database_url": database_url}, {"DLQBATCH_CONFIG": "/dev/null"})
+    wiring.run("monitor", loaded, wiring.Occasion())
+    (found,) = recent(create_engine_for(database_url, connect_timeout=5), "monitor")
+    assert abs(datetime.now(UTC) - found.started_at) < timedelta(minutes=1)
+    assert timedelta() <= found.ended_at - found.started_at < timedelta(minutes=1)
+
+
 def test_a_database_without_the_table_keeps_no_runs_and_says_nothing(empty_url: str) -> None:
     with writing(create_engine_for(empty_url, connect_timeout=5, create=True)) as connection:
         connection.execute(text("CREATE TABLE dlq_event_config (id int PRIMARY KEY)"))
@@ -114,8 +145,10 @@ def reader_url(database_url: str) -> Iterator[str]:
         connection.execute(f"DROP ROLE {role}")
 
 
-def test_a_role_that_may_only_read_keeps_no_runs_and_says_nothing(reader_url: str, database_url: str) -> None:
-    assert record(reader_url, run()) == NOT_KEPT
+def test_a_role_that_may_only_read_keeps_no_runs_and_is_told_the_right(reader_url: str, database_url: str) -> None:
+    kept = record(reader_url, run())
+    assert not kept.is_kept
+    assert f"GRANT INSERT ON dlq_runs TO {sqlalchemy.make_url(reader_url).username}`" in (kept.warning or "")
     assert recent(create_engine_for(database_url, connect_timeout=5)) == []
 
 

@@ -65,3 +65,28 @@ def test_a_request_of_ours_keeps_its_options_and_the_event_is_not_changed() -> N
     event = {"job": "drain", "max_messages": 10, "dry_run": True}
     assert understand(event) == Request("drain", {"max_messages": 10, "dry_run": True})
     assert event["job"] == "drain"
+
+
+@pytest.mark.parametrize("job", ["", " ", "\t\n"])
+def test_a_job_without_a_name_starts_no_drain(job: str) -> None:
+    with pytest.raises(SettingsError, match="job is empty"):
+        understand({"job": job})
+
+
+def test_a_notification_that_is_nested_without_an_end_is_no_alarm() -> None:
+    with pytest.raises(SettingsError, match="no CloudWatch alarm"):
+        understand({"Records": [{"Sns": {"Message": "[" * 100_000}}]})
+
+
+@pytest.mark.parametrize("kind", ["Scheduled Event", "CloudWatch Alarm State Change", "of our own"])
+def test_a_job_in_an_event_of_the_bus_decides_with_its_options(kind: str) -> None:
+    event = {"detail-type": kind, "source": "aws.events", "detail": {"state": {"value": "ALARM"}}, "version": "0"}
+    assert understand(event | {"job": "ingest", "max_messages": 5}) == Request("ingest", {"max_messages": 5})
+    # What nobody knows is still told, by who knows the options.
+    assert understand(event | {"job": "ingest", "max_mesages": 5}) == Request("ingest", {"max_mesages": 5})
+
+
+@given(STATES)
+def test_a_job_makes_no_run_of_an_alarm_that_is_over(state: str) -> None:
+    for event in wrapped("deep", state):
+        assert understand(event | {"job": "ingest"}) == (Request("ingest") if state == "ALARM" else understand(event))

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
+
 import messages
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from dlqbatch.message.deaths import Death, deaths, newest_death, past_deaths
+from dlqbatch.message.deaths import Death, _read_all, deaths, newest_death, past_deaths
 from dlqbatch.message.headers import Headers, scan
 
 REJECTED = Death("orders", "shop", "orders.created", "rejected", 1, 1_700_000_000)
@@ -132,3 +135,26 @@ def test_the_history_tells_the_earlier_deaths() -> None:
 def test_no_content_makes_it_raise(data: bytes) -> None:
     for value in [messages.Value(b"A", data), *(value for _, value in messages.headers_of(data))]:
         newest((b"x-death", value), trust_last_death=True)
+
+
+_TIMES = st.integers(0, 2**64 - 1) | st.just(int.from_bytes(b"\x04timeTTT", "big"))
+_NAMES = st.sampled_from([b"queue", b"exchange", b"reason", b"time", b"count", b"other"])
+_VALUES = st.one_of(
+    st.builds(messages.timestamp, _TIMES),
+    st.builds(messages.text, st.sampled_from([b"", b"orders", b"\x04timeT", b"\x04timeT12345678", b"T\x04time"])),
+    st.builds(messages.long, st.integers(0, 3)),
+)
+_ENTRIES = st.builds(lambda entries: messages.nested(*entries), st.lists(st.tuples(_NAMES, _VALUES), max_size=5))
+
+
+@given(st.lists(_ENTRIES, max_size=3), st.lists(_TIMES, min_size=3, max_size=3), st.integers(0, 20))
+def test_a_death_known_but_for_its_time_is_read_as_if_it_were_not(
+    entries: list[messages.Value], times: list[int], cut: int
+) -> None:
+    content = messages.array(*entries).content
+    marks = [match.end() for match in re.finditer(rb"\x04timeT(?=.{8})", content, re.DOTALL)]
+    other = content
+    for mark, time in zip(marks, times, strict=False):
+        other = other[:mark] + time.to_bytes(8, "big") + other[mark + 8 :]
+    for x_death in (content, other, content[: len(content) - cut], other[: len(other) - cut]):
+        assert deaths(headers((b"x-death", messages.Value(b"A", x_death)))) == _read_all(x_death)

@@ -319,13 +319,29 @@ def test_an_empty_recorded_queue_is_no_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    "shortcut", [[], [DIED], [messages.x_death(messages.death("orders"), messages.death("queue.delay.1"))]]
+    "shortcut",
+    [
+        [],
+        [DIED],
+        [messages.x_death(messages.death("orders"), messages.death("queue.delay.1"))],
+        [messages.x_death(messages.death("queue.delay.1"), messages.death("orders"))],
+    ],
 )
 def test_a_message_that_came_round_the_delay_queues_has_its_trip_counted_on_the_way_back(
     shortcut: list[messages.Entry],
 ) -> None:
     assert returned(*shortcut, *ours(trips=4)).journey.trips == 5
     assert dead(*shortcut, *ours(trips=100), first_stage=False).reason == "too-many-trips"
+
+
+def test_an_origin_that_dead_letters_into_a_delay_queue_of_ours_does_not_keep_its_messages_for_ever() -> None:
+    entries, visits = [*ours()], 0
+    past_the_first_stage = messages.x_death(messages.death("queue.delay.1"), messages.death("orders"))
+    while isinstance(decision := decided(past_the_first_stage, *entries, first_stage=False, max_trips=9), Return):
+        visits += 1
+        assert visits < 10
+        entries = ours(trips=decision.journey.trips)
+    assert (decision.reason, visits) == ("too-many-trips", 8)
 
 
 def test_an_expiration_too_long_to_be_one_is_not_recorded() -> None:

@@ -147,7 +147,7 @@ def test_invented_routing_keys_do_not_fill_the_memory() -> None:
 
 def test_a_hundred_thousand_rows_are_a_policy_at_once() -> None:
     rows = [EventRow(n, f"app{n % 97}.*.event{n}.#" if n % 2 else f"event.{n}", None) for n in range(100_000)]
-    began = time.perf_counter()
+    began = time.process_time()
     built = Policy.build(rows, {}, DEFAULT)
-    assert time.perf_counter() - began < 3  # about 0.3 s on a small machine
+    assert time.process_time() - began < 3  # about 0.3 s on a small machine
     assert built.max_retries("app5.x.event4467.y") == built.max_retries("event.2") == DEFAULT

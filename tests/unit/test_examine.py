@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import messages
@@ -110,6 +111,25 @@ def test_the_brokers_newest_death_overrides_another_recorded_queue_and_not_the_s
 
 def test_an_attempt_is_read() -> None:
     assert examined(*drained(attempt=messages.long(2))).attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin"),
+    [
+        ({"x-original-exchange": "shop", "x-original-routingKey": "orders"}, Origin(None, "shop", "orders")),
+        ({"x-original-exchange": "", "x-original-routingKey": "orders"}, Origin("orders", "", "orders")),
+        ({"MT-Fault-InputAddress": "rabbitmq://host/vhost/orders?x=1"}, Origin("orders", None, "orders")),
+        ({"NServiceBus.FailedQ": "orders@machine"}, Origin("orders", None, "orders")),
+    ],
+)
+def test_what_another_dialect_names_is_the_origin_where_it_is_allowed(headers: dict[str, str], origin: Origin) -> None:
+    """Its error queue is ingested as it is: no death, and no drain that would have recorded the origin."""
+    entries = [(name.encode(), messages.text(value)) for name, value in headers.items()]
+    allowed = replace(TRUST, origins_allowed=("orders", "shop"))
+    error_queue = delivered(messages.with_headers(*entries), exchange="orders_error")
+    assert examine(error_queue, allowed, NOW).origin == origin
+    assert examine(error_queue, TRUST, NOW).origin is None
+    assert examine(delivered(messages.with_headers(*entries, *drained())), allowed, NOW).origin == ORDERS
 
 
 @pytest.mark.parametrize("spoilt", ["retries", "trips", "first_failed_at", "history", "parent", "origin_queue"])

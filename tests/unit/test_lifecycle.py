@@ -144,6 +144,11 @@ def test_the_fifth_failure_is_the_last(strategy: Strategy) -> None:
     assert (outcome.dlq_retry_count, outcome.next_retry_at) == (5, None)
 
 
+def test_an_absurd_number_of_failures_is_bounded() -> None:
+    """As a column of integers is, or PostgreSQL would refuse the whole batch with it."""
+    assert after_failed_attempt(PROCESSING, 2**31 - 1, Strategy.IMMEDIATE, NOW, Options()).dlq_retry_count == 2**31 - 1
+
+
 def test_what_has_no_next_time_waits_for_a_person_and_not_unseen_in_pending() -> None:
     outcome = after_failed_attempt(PROCESSING, 1, Strategy.MANUAL, NOW, Options())
     assert (outcome.status, outcome.next_retry_at) == (MANUAL, None)
@@ -241,6 +246,13 @@ def test_what_an_arrival_means(arrival: Arrival, known: Known | None, twins: int
 ATTEMPTS = st.one_of(st.none(), st.integers(1, 3))
 ARRIVING = st.builds(Arrival, st.booleans(), st.booleans(), ATTEMPTS, st.sampled_from([ONE, OTHER]))
 ROWS = st.builds(Known, STATUSES, st.sampled_from([ONE, OTHER]), ATTEMPTS, st.frozensets(st.integers(1, 3)), ATTEMPTS)
+
+
+def test_a_twin_that_was_taken_for_a_message_before_leaves_it_in_doubt() -> None:
+    again = arrives(has_id=False, again=True)
+    assert meaning_of_arrival(again, None, unproven_twins=1, in_doubt=True) == NewRow(
+        PENDING, "it has no id", possible_duplicate=True
+    )
 
 
 @given(ARRIVING, st.one_of(st.none(), ROWS), st.integers(0, 3))

@@ -172,8 +172,10 @@ def test_a_claim_of_the_way_back_means_the_recorded_origin() -> None:
 def test_a_message_from_an_alternate_exchange_failed_at_its_own_exchange() -> None:
     unroutable = find(exchange="shop", key="orders.created")
     assert unroutable == Found(Origin(None, "shop", "orders.created"), same=False)
-    recorded = Origin(None, "shop", "first.key")
+    recorded = Origin(None, "shop", "k")
     assert find(exchange="shop", key="k", recorded=recorded) == Found(recorded, same=True)
+    forged = recorded._replace(key="another.key")
+    assert find(exchange="shop", key="k", recorded=forged) == Found(recorded, same=False)
     assert find(exchange="mall", key="k", recorded=recorded) == Found(Origin(None, "mall", "k"), same=False)
     # The same exchange by the client's word, or an error handler's exchange that leads here.
     assert find(*SPRING, exchange="shop", key="k") == Found(Origin(None, "shop", "k"), same=False)
@@ -187,10 +189,13 @@ def test_a_message_published_straight_to_us_has_no_origin(exchange: str) -> None
 
 def test_an_exchange_that_only_our_own_headers_name_is_not_vouched_for() -> None:
     forged = Origin("orders", "payments", "orders.created")
-    for exchange, known in (("shop", False), ("", False), ("payments", True), ("dlqbatch.return.orders", True)):
-        found = find(messages.x_death(messages.death("orders", exchange)), recorded=forged)
+    others = (("payments", "orders.paid"), ("shop", "orders.created"), ("", "orders"), ("dlqbatch.return.orders", "k"))
+    for exchange, key in (("payments", "orders.created"), *others):
+        found = find(messages.x_death(messages.death("orders", exchange, key)), recorded=forged)
         assert isinstance(found, Found)
+        known = (exchange, key) == ("payments", "orders.created")
         assert TRUST.vouched(found) == (forged if known else forged._replace(exchange=None))
+        assert allowing("payments").vouched(found) == forged
     by_claim = Found(forged, same=True)
     assert allowing("orders").vouched(by_claim).exchange is None
     assert allowing("orders", "payments").vouched(by_claim) == forged

@@ -94,6 +94,9 @@ class Taken:
         ({"a": 3}, {"a": 3}, Taken({"a": 10}), 7, "messages", ()),
         # the clock
         ({"a": 3}, {"a": 3}, Taken({"a": 2}, stopped_by="time"), 7, "time", ()),
+        # the connection went away: no bound was reached, and nothing was seen to its end
+        ({"a": 3}, {"a": 3}, Taken({"a": 2}, lost="reset"), 7, "time", ()),
+        ({"a": 3}, {"a": 3}, Taken({"a": 3}, stopped_by="bytes", lost="reset"), 7, "bytes", ()),
         # something had to stay: nobody knows in which queue
         ({"a": 3, "b": 0}, {"a": 3}, Taken({"a": 3}, Counter({("left", "unroutable"): 1})), 7, "empty", ("b",)),
     ],

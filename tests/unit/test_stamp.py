@@ -102,7 +102,7 @@ def test_the_deaths_go_into_the_history_newest_first_byte_for_byte() -> None:
     )
     twice = stamped(messages.with_headers(messages.x_death(second), *messages.headers_of(once)))
     history = messages.decode_array(ours(twice)[b"dlqbatch-history"].content)
-    assert history == [second, messages.nested(cc), first]
+    assert history == [second, first, messages.nested(cc)]
 
 
 def test_an_x_death_that_is_no_array_is_kept_as_it_was() -> None:
@@ -132,6 +132,15 @@ def test_the_history_is_bounded_and_loses_its_oldest_deaths() -> None:
     assert HISTORY_LIMIT - 200 < len(content) <= HISTORY_LIMIT
     history = messages.decode_array(content)
     assert history == [new, *old][: len(history)]
+
+
+@pytest.mark.parametrize("size", [8000, 9000])
+def test_a_long_header_of_the_brokers_does_not_cost_the_deaths(size: int) -> None:
+    deaths = [messages.death("newest"), messages.death("before")]
+    cc = (b"CC", messages.array(messages.text("c" * size)))
+    old = (b"dlqbatch-history", messages.array(messages.death("old")))
+    encoded = stamped(messages.with_headers(messages.x_death(*deaths), cc, old))
+    assert messages.decode_array(ours(encoded)[b"dlqbatch-history"].content) == [*deaths, messages.death("old")]
 
 
 def test_a_table_too_large_loses_the_history_then_what_is_optional_then_stays() -> None:

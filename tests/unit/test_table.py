@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import messages
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlqbatch.message.table import (
+    TEXT_TAGS,
     Field,
     UnreadableTable,
     encode_field,
@@ -18,6 +20,7 @@ from dlqbatch.message.table import (
     fields,
     first_fields,
     first_item,
+    first_texts,
     is_array,
     items,
     to_bytes,
@@ -32,6 +35,27 @@ def test_every_entry_comes_back_with_its_name_type_and_bytes(table: list[message
     assert [(name, (bytes([field.tag]), field.value)) for name, field in found] == table
     assert b"".join(encode_field(name, field) for name, field in found) == encoded
     assert first_fields(encoded) == dict(reversed(found))
+
+
+def texts_one_by_one(data: bytes) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    with suppress(UnreadableTable, IndexError, struct.error):
+        for name, field in fields(data):
+            if field.tag in TEXT_TAGS:
+                found.setdefault(name, field.value)
+    return found
+
+
+@given(messages.tables, st.integers(0, 40))
+def test_the_texts_of_a_table_are_read_as_far_as_it_is_whole(table: list[messages.Entry], cut: int) -> None:
+    encoded = messages.encode_table(table)
+    data = encoded[: len(encoded) - cut]
+    assert first_texts(data) == texts_one_by_one(data)
+
+
+@given(st.binary(max_size=60))
+def test_the_texts_of_what_is_no_table_are_read_up_to_there(data: bytes) -> None:
+    assert first_texts(data) == texts_one_by_one(data)
 
 
 @given(st.lists(messages.values, max_size=6))

@@ -107,18 +107,18 @@ def test_many_hashes_against_a_long_key_take_no_time() -> None:
     pattern = ".".join(["#", "a"] * 60)
     key = ".".join("a" * 127) + ".b"
     trie = TopicTrie([pattern, pattern + ".#.c", ".".join(["#.*"] * 60), ".".join("#" * 120)])
-    began = time.perf_counter()
+    began = time.process_time()
     assert not matches(pattern, key)
     assert trie.matching(key) == [".".join(["#.*"] * 60), ".".join("#" * 120)]
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 def test_a_hundred_thousand_patterns_are_indexed_at_once_and_asked_quickly() -> None:
     patterns = [f"app{n % 97}.team{n % 1009}.*.event{n}.#" if n % 2 else f"*.service{n}.#" for n in range(100_000)]
-    began = time.perf_counter()
+    began = time.process_time()
     trie = TopicTrie(patterns)
-    built = time.perf_counter()
+    built = time.process_time()
     for n in range(1, 10_000, 2):
         assert trie.best(f"app{n % 97}.team{n % 1009}.x.event{n}.y") == patterns[n]
     assert built - began < 3  # about 0.3 s on a small machine
-    assert time.perf_counter() - built < 3  # about 5 µs a key
+    assert time.process_time() - built < 3  # about 5 µs a key

@@ -1,0 +1,123 @@
+"""`dlqbatch archive`: cold storage, looked at by people; and the way back out of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from dlqbatch.cli import table, timeline
+from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.failure import PARTIAL
+from dlqbatch.cli.filters import Actor, person
+from dlqbatch.cli.printing import NOTHING, print_json, print_lines, remark, show_changes
+from dlqbatch.wiring.retain import archive as cold_archive
+
+app = typer.Typer(help="Cold storage: what retain has put there, and the way back.", no_args_is_help=True)
+
+_WHICH: Final = "The number that a message had in the dead store, or its identity."
+
+
+@app.command("list")
+def list_parts(
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every part and compare it with its checksums.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the parts of cold storage, the newest first.
+
+    The exit code is 1 if there are none, 3 if something is damaged or unfinished.
+    """
+    archive = cold_archive(configured(settings, config))
+    found = archive.survey()
+    read = archive.verify(found) if verify else {}
+    wrong = {damage.part: damage.why for damage in found.damaged}
+    wrong |= {part: damage.why for part, damage in read.items() if damage is not None}
+    rows = [
+        {
+            "day": one.day,
+            "part": one.part,
+            "messages": one.count,
+            "first": one.first_id,
+            "last": one.last_id,
+            "bytes": one.file_bytes,
+            "written": timeline.time(one.created),
+            "state": "damaged" if one.part in wrong else "verified" if one.part in read else "not read",
+        }
+        for one in found.parts
+    ]
+    if as_json:
+        damaged = [{"part": part, "why": why} for part, why in sorted(wrong.items())]
+        print_json({"parts": rows, "damaged": damaged, "unfinished": list(found.unfinished)})
+    else:
+        if rows:
+            table.show(rows, tuple(rows[0]), as_json=False)
+        for part, why in sorted(wrong.items()):
+            remark(f"{part} is damaged: {why}")
+        for part in found.unfinished:
+            remark(f"{part} has no manifest and is not read")
+        copies = f"{sum(one.count for one in found.parts)} copies in {len(rows)} part(s)"
+        remark(copies if rows else "nothing found")
+    where = archive.settings.cold_storage
+    if isinstance(where, Path) and not where.is_dir():
+        remark(
+            f"there is no folder {where}: mount its disk, or correct cold_storage; the first copy that retain makes "
+            "makes the folder too, if the one that it is in is there"
+        )
+    is_whole = not wrong and not found.unfinished
+    raise typer.Exit(PARTIAL if not is_whole else 0 if rows else NOTHING)
+
+
+@app.command()
+def show(
+    which: Annotated[str, typer.Argument(metavar="ID", help=_WHICH)],
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    full: Annotated[bool, typer.Option("--full", help="The whole body, stack and headers, however long.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the newest cold copy of a message, as it was when it was copied.
+
+    With --json it is complete, the body as base64. The exit code is 1 if there is none.
+    """
+    found, part = cold_archive(configured(settings, config)).show(which)
+    if as_json:
+        print_json(found.as_dict() | {"part": part})
+        return
+    print_lines(timeline.message(found, {"cold copy": part}, full=full))
+
+
+@app.command()
+def restore(
+    which: Annotated[list[str], typer.Argument(metavar="ID", help=_WHICH)],
+    reason: Annotated[str, typer.Option("--reason", help="Why; it goes into the journal.")],
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    actor: Actor = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring messages back into the dead store: they are manual then, and wait for a person.
+
+    The cold copy stays where it is. The exit code is 1 if none came back, 3 if some did and some did not.
+    """
+    archive = cold_archive(configured(settings, config))
+    # Each once, also a number that is written in two ways: then there is one change for each, in their order.
+    asked = list({_plain_number(one): one for one in which}.values())
+    done = archive.restore(asked, actor=person(actor), reason=reason, dry_run=dry_run)
+    named = zip(asked, done.changes, strict=True)
+    changes = tuple(replace(change, asked=one, id=change.id or None) for one, change in named)
+    show_changes(replace(done, changes=changes), "restored", as_json=as_json)
+
+
+def _plain_number(which: str) -> str:
+    is_number = which.isascii() and which.isdigit() and len(which) < len(str(2**63))
+    return which.lstrip("0") if is_number else which

@@ -1,0 +1,61 @@
+"""`dlqbatch doctor`: what will bite, the worst first, each with the command that puts it right."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from dlqbatch.cli.choices import AsJson, Config, Settings, configured
+from dlqbatch.cli.printing import print_json, remark
+from dlqbatch.logs import plain
+from dlqbatch.policy.doctor import Severity
+from dlqbatch.wiring.doctor import diagnose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlqbatch.policy.doctor import Finding
+    from dlqbatch.wiring.doctor import Diagnosis
+
+_SERIOUS: Final = 1
+"""The exit code when something serious was found."""
+
+app = typer.Typer()
+
+
+@app.command()
+def doctor(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
+    """Look at the broker and the database, and name what will bite, with the command that puts it right.
+
+    It changes nothing. Exit code 1 if something serious is found.
+    """
+    found = diagnose(configured(settings, config))
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        for line in _lines(found):
+            sys.stdout.write(line + "\n")
+        remark(", ".join(f"{found.count(severity)} {_word(severity, found.count(severity))}" for severity in Severity))
+    raise typer.Exit(_SERIOUS if found.count(Severity.SERIOUS) else 0)
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    for finding in found.findings:
+        yield from _finding(finding)
+    if not found.findings:
+        yield "nothing found"
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    # The fix stands alone in its line, as it is: so it can be taken with a triple click, and found by a program.
+    yield plain(f"{finding.severity.value:<8} {finding.code.value}  {finding.where}")
+    yield plain(f"         {finding.what}")
+    yield plain(f"    fix: {finding.fix}")
+
+
+def _word(severity: Severity, count: int) -> str:
+    if severity is Severity.SERIOUS:
+        return "serious"
+    return severity.value if count == 1 else f"{severity.value}s"

@@ -1,0 +1,346 @@
+"""`dlqbatch replay`: dead messages sent back to where they failed, by a plan that a person has seen before."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, NoReturn, TypeAlias
+
+import typer
+
+from dlqbatch.cli import table
+from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.failure import PARTIAL
+from dlqbatch.cli.filters import (
+    ROW_ID,
+    Actor,
+    ErrorType,
+    Event,
+    Group,
+    Ids,
+    Limit,
+    Origin,
+    Statuses,
+    Text,
+    person,
+)
+from dlqbatch.cli.job import on_signal, show
+from dlqbatch.cli.printing import NOTHING, print_json, print_lines, remark
+from dlqbatch.cli.progress import Progress
+from dlqbatch.cli.timeline import time
+from dlqbatch.logs import plain
+from dlqbatch.wiring import Occasion
+from dlqbatch.wiring import replay as wiring
+
+app = typer.Typer(
+    help="Send dead messages back to where they failed: plan, look at it, apply it, watch what becomes of them.",
+    no_args_is_help=True,
+)
+
+_LONGEST_SAMPLE: Final = 60
+_EXIT: Final = {"ok": 0, "partial": PARTIAL}
+
+Hash: TypeAlias = Annotated[
+    str, typer.Argument(metavar="HASH", help="The plan's hash, or its first 8 characters or more.")
+]
+ToQueue: TypeAlias = Annotated[
+    str | None, typer.Option("--to-queue", metavar="QUEUE", help="Send them to this queue, not to where they failed.")
+]
+
+
+@app.command()
+def plan(
+    row_ids: Annotated[list[int] | None, ROW_ID] = None,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    statuses: Statuses = None,
+    error_type: ErrorType = None,
+    group: Group = None,
+    event: Event = None,
+    origin: Origin = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--start-date", "--since", metavar="TIME", help="Ingested then or later; a date is its first instant."
+        ),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--end-date", "--until", metavar="TIME", help="Ingested then or earlier; a date is its last instant."
+        ),
+    ] = None,
+    text: Text = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="The oldest so many.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything that is pending, manual or failed.")] = False,
+    to_queue: ToQueue = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the plan.")] = "replay",
+    actor: Actor = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Freeze which messages would go, by their numbers or by a filter, and show what speaks against it.
+
+    Nothing moves. Without --status: what is pending, manual or failed. The exit code is 1 if there are none.
+    """
+    planned = wiring.plan_replay(
+        configured(settings, config),
+        row_ids=row_ids or (),
+        statuses=statuses or (),
+        error_type=error_type,
+        group=group,
+        event=event,
+        origin=origin,
+        start=start,
+        end=end,
+        text=text,
+        limit=limit,
+        everything=everything,
+        to_queue=to_queue,
+        actor=person(actor),
+        reason=reason,
+        dry_run=dry_run,
+    )
+    told = planned.as_dict()
+    if as_json:
+        print_json(told)
+    else:
+        _show_plan(told)
+    raise typer.Exit(0 if told["size"] else NOTHING)
+
+
+@app.command()
+def apply(
+    name: Hash,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, max=10_000, help="Messages taken from the dead store at once.")
+    ] = 100,
+    pause: Annotated[float, typer.Option("--pause", min=0, max=86_400, help="Seconds between two batches.")] = 0.0,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="RATE", help="At most so many, such as 50/s, 600/min or 10/h.")
+    ] = None,
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary/--no-canary",
+            help="First 1, then 10, then 100 in all, each only when it is known what became of those before.",
+        ),
+    ] = True,
+    max_failure_rate: Annotated[
+        float,
+        typer.Option("--max-failure-rate", min=0, max=1, help="Stop when a larger share of what was sent came back."),
+    ] = 0.1,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for outcomes before this run ends."),
+    ] = 0.0,
+    resume_stopped: Annotated[
+        bool, typer.Option("--resume-stopped", help="Go on with a plan that was stopped, with a new canary.")
+    ] = False,
+    actor: Actor = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send what a plan holds; apply it again for what is left. It stops when too much comes back.
+
+    The exit code is 0 when the plan is done, 3 when some of it waits, 1 when it was stopped or something is not well.
+    """
+    asked = wiring.ReplayAsked(
+        batch_size=batch_size,
+        pause=pause,
+        rate=rate,
+        canary=canary,
+        max_failure_rate=max_failure_rate,
+        wait=wait,
+        resume_stopped=resume_stopped,
+    )
+    if dry_run:
+        _end(wiring.preview_replay(configured(settings, config), name, asked, actor=person(actor)), as_json=as_json)
+    _apply(name, settings, config, asked, actor, as_json=as_json)
+
+
+@app.command()
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[HASH]", help="The plan's hash; without it, all plans.")
+    ] = None,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a plan is and what became of its messages, or list the plans, the newest first."""
+    loaded = configured(settings, config)
+    if name is not None:
+        told = wiring.replay_status(loaded, name).as_dict()
+        if as_json:
+            print_json(told)
+        else:
+            _show_status(told)
+        return
+    plans = wiring.replay_plans(loaded, limit)
+    if as_json:
+        print_json([plan.as_dict() for plan in plans])
+    elif plans:
+        rows = [
+            {
+                "hash": one.hash,
+                "state": one.state,
+                "created_at": time(one.created_at),
+                "actor": one.actor,
+                "size": one.size,
+                "sent": one.sent,
+                "waiting": one.waiting,
+                "skipped": one.skipped,
+                "failed": one.outcomes.failed,
+                "succeeded": one.outcomes.succeeded,
+                "open": one.outcomes.open,
+            }
+            for one in plans
+        ]
+        table.show(rows, tuple(rows[0]), as_json=False)
+    else:
+        remark("there are no plans; `dlqbatch replay plan` makes one")
+    raise typer.Exit(0 if plans else NOTHING)
+
+
+@app.command()
+def abort(
+    name: Hash,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    actor: Actor = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a plan up: what it has not sent is as it was before, and nothing of it is sent any more.
+
+    The exit code is 3 while an apply, or one that was cut, holds some of it.
+    """
+    told = wiring.abort_replay(configured(settings, config), name, actor=person(actor)).as_dict()
+    if as_json:
+        print_json(told)
+    else:
+        _show_status(told)
+    raise typer.Exit(PARTIAL if told["held"] else 0)
+
+
+def replay_messages(
+    row_ids: Ids,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    to_queue: ToQueue = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="RATE", help="At most so many, such as 50/s, 600/min or 10/h.")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the plan.")] = "replay",
+    actor: Actor = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send these messages back to where they failed, at once: a plan and its apply in one, without a canary.
+
+    The exit code is 1 if none can be sent, 3 if some were left.
+    """
+    planned = wiring.plan_replay(
+        configured(settings, config),
+        row_ids=row_ids,
+        to_queue=to_queue,
+        actor=person(actor),
+        reason=reason,
+        dry_run=dry_run,
+    )
+    told = planned.as_dict()
+    if dry_run or not told["size"]:
+        if as_json:
+            print_json(told)
+        else:
+            _show_plan(told)
+        raise typer.Exit(0 if told["size"] else NOTHING)
+    for why, number in planned.frozen.left_out.items():
+        remark(f"{number} left out: {why}")
+    for risk in planned.risks:
+        remark(f"note: {risk.says}")
+    _apply(planned.frozen.hash, settings, config, wiring.ReplayAsked(canary=False, rate=rate), actor, as_json=as_json)
+
+
+def _apply(
+    name: str,
+    settings: list[str] | None,
+    config: Any,
+    asked: wiring.ReplayAsked,
+    actor: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    progress = Progress()
+    occasion = Occasion(stopped=on_signal(), progress=progress)
+    try:
+        done = wiring.apply_replay(configured(settings, config), occasion, name, asked, actor=person(actor))
+    finally:
+        progress.end()
+    _end(done, as_json=as_json)
+
+
+def _end(done: wiring.Replayed, *, as_json: bool) -> NoReturn:
+    if as_json:
+        print_json(done.as_dict())
+    else:
+        show(done.report, as_json=False)
+        _show_status(done.status.as_dict())
+    raise typer.Exit(_EXIT.get(done.report.outcome, 1))
+
+
+def _show_plan(told: dict[str, Any]) -> None:
+    where = f", all to '{told['to_queue']}'" if told["to_queue"] else ""
+    lines = [f"{told['size']:,} message(s), the oldest first{where}"]
+    for title in ("by_status", "by_origin", "by_event", "by_error"):
+        lines += [f"{title.replace('_', ' ')}:"] if told[title] else []
+        lines += [f"  {plain(str(name)):<50}{number:>9,}" for name, number in told[title].items()]
+    for why, number in told["left_out"].items():
+        lines.append(f"left out: {number:,} {why}")
+    if told["size"]:
+        lines.append("risks:" if told["risks"] else "risks: none found")
+    lines += [f"  {risk['name']:<18}{risk['messages']:>9,}  {plain(risk['says'])}" for risk in told["risks"]]
+    print_lines(lines)
+    if told["sample"]:
+        print_lines(["the first of them:"])
+        rows = [
+            {
+                "id": one["id"],
+                "status": one["status"],
+                "origin": one["origin_queue"] or one["origin_exchange"],
+                "event": one["event"],
+                "error": plain(str(one["error_type"] or "").partition("\n")[0], _LONGEST_SAMPLE),
+                "failed": one["dlq_retry_count"],
+            }
+            for one in told["sample"]
+        ]
+        table.show(rows, tuple(rows[0]), as_json=False)
+    if told["hash"]:
+        print_lines([f"plan {told['hash']}", f"nothing has moved; to send them: dlqbatch replay apply {told['hash']}"])
+    elif told["size"]:
+        remark("a dry run: no plan is kept")
+    else:
+        remark("nothing found that can be replayed")
+
+
+def _show_status(told: dict[str, Any]) -> None:
+    since = f"{told['created_at'][:19].replace('T', ' ')} UTC"
+    lines = [f"plan {told['hash']}: {told['state']}, {told['size']:,} message(s), by {plain(told['actor'])}, {since}"]
+    lines.append(f"  {'sent':<12}{told['sent']:>9,}")
+    lines += [f"    {name:<10}{number:>9,}" for name, number in _outcomes(told).items() if told["sent"]]
+    lines += [f"  {'waiting':<12}{told['waiting']:>9,}", f"  {'skipped':<12}{told['skipped']:>9,}"]
+    lines += [f"    {number:>7,}  {plain(why)}" for why, number in told["skipped_why"].items()]
+    if told["step"] is not None:
+        lines.append(f"  canary: {told['step']}, stops above {told['max_failure_rate']:.0%} failed")
+    lines.append(f"next: {plain(told['do_next'])}")
+    print_lines(lines)
+
+
+def _outcomes(told: dict[str, Any]) -> dict[str, int]:
+    return dict(told["outcomes"])

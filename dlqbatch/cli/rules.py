@@ -1,0 +1,170 @@
+"""`dlqbatch rules`: which strategy a failure gets, shown and edited."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+from dlqbatch import wiring
+from dlqbatch.cli import table
+from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.filters import ROW_ID
+from dlqbatch.cli.printing import NOTHING, print_json, print_lines, remark
+from dlqbatch.logs import plain
+from dlqbatch.policy.classify import On
+from dlqbatch.policy.strategy import Strategy
+
+app = typer.Typer(help="The rules: which strategy the lifecycle gives a failure.", no_args_is_help=True)
+
+Name: TypeAlias = Annotated[str, typer.Argument(help="The rule's name.")]
+LookOn: TypeAlias = Annotated[
+    On | None, typer.Option("--on", help="Look at the type of the error, at its text, or at any of both.")
+]
+Chosen: TypeAlias = Annotated[Strategy | None, typer.Option("--strategy", help="What becomes of what it finds.")]
+
+_LONGEST_PATTERN = 100
+_COLUMNS = ("position", "name", "on", "pattern", "strategy")
+
+
+@app.command("list")
+def list_rules(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
+    """List the rules in the order they are asked; the first that matches decides, and without one it is manual."""
+    rules, broken = wiring.rules(configured(settings, config)).read()
+    if as_json:
+        print_json(
+            [
+                {
+                    "position": rule.position,
+                    "name": rule.name,
+                    "on": rule.on,
+                    "pattern": rule.pattern,
+                    "strategy": rule.strategy,
+                    "problem": None,
+                }
+                for rule in rules
+            ]
+            + [
+                {"position": None, "name": one.name, "on": None, "pattern": None, "strategy": None}
+                | {"problem": one.problem}
+                for one in broken
+            ]
+        )
+        return
+    rows = [
+        {
+            "position": rule.position,
+            "name": rule.name,
+            "on": rule.on,
+            "strategy": rule.strategy,
+            "pattern": plain(rule.pattern, _LONGEST_PATTERN),
+        }
+        for rule in rules
+    ]
+    if rows:
+        table.show(rows, tuple(rows[0]), as_json=False)
+    else:
+        remark("there is no rule, so every failure is manual")
+    for one in broken:
+        remark(f"the rule '{one.name}' is left out: {one.problem}")
+
+
+@app.command("set")
+def set_rule(
+    name: Name,
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    on: LookOn = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option("--pattern", help="A regular expression, found anywhere, in small or capital letters."),
+    ] = None,
+    strategy: Chosen = None,
+    position: Annotated[
+        int | None, typer.Option("--position", help="The lowest is asked first. Without it, a new rule is the first.")
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Add a rule, or change one: of a rule that is there, what is not given stays as it is.
+
+    A pattern that is no regular expression, or that could take too long, is refused. A new rule needs a pattern and a
+    strategy; it looks at type and text, and goes to the front, unless told otherwise.
+    """
+    done = wiring.rules(configured(settings, config)).set(
+        name, on=on, pattern=pattern, strategy=strategy, position=position, dry_run=dry_run
+    )
+    word = "added" if done.is_new else "changed"
+    shown = {column: getattr(done.rule, column) for column in _COLUMNS}
+    shown["done"] = f"would be {word}" if dry_run else word
+    table.show([shown], tuple(shown), as_json=as_json)
+
+
+@app.command("remove")
+def remove_rule(
+    name: Name, settings: Settings = None, config: Config = None, *, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Remove a rule; what only it knew is manual then.
+
+    The exit code is 1 if there is no such rule.
+    """
+    rules = wiring.rules(configured(settings, config))
+    if not rules.remove(name, dry_run=dry_run):
+        similar = rules.like(name)
+        if as_json:
+            print_json([{"name": name, "done": "there is no such rule", "similar": similar}])
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "`dlqbatch rules list` shows what there is"
+        remark(f"there is no rule '{name}'; {hint}")
+        raise typer.Exit(NOTHING)
+    shown = {"name": name, "done": "would be removed" if dry_run else "removed"}
+    table.show([shown], tuple(shown), as_json=as_json)
+
+
+@app.command("test")
+def explain_failure(
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    error_type: Annotated[str | None, typer.Option("--type", help="The type of an error.")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="The text of an error.")] = None,
+    row_id: Annotated[
+        int | None,
+        typer.Option("--message", metavar="ID", min=ROW_ID.min, max=ROW_ID.max, help="The error of this message."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell which rule decides about an error, and which others would without it; nothing is changed.
+
+    The exit code is 1 if no rule knows it, so that it is manual.
+    """
+    if (row_id is None) == (error_type is None and text is None):
+        raise typer.BadParameter("give an error with --type and --text, or a message with --message")
+    rules = wiring.rules(configured(settings, config))
+    found = rules.test(error_type, text) if row_id is None else rules.test_message(row_id)
+    if as_json:
+        print_json(
+            {
+                "type": found.error_type,
+                "text": found.message,
+                "strategy": found.strategy,
+                "rule": found.rule,
+                "matches": [
+                    {"rule": one.rule.name, "strategy": one.rule.strategy, "on": one.on, "found": one.found}
+                    for one in found.matches
+                ],
+                "warnings": found.warnings,
+            }
+        )
+    elif found.matches:
+        first, *others = found.matches
+        print_lines([f"{found.strategy}, by the rule '{plain(found.rule)}': its {first.on} has '{plain(first.found)}'"])
+        print_lines(
+            f"  without it: {one.rule.strategy}, by '{plain(one.rule.name)}': its {one.on} has '{plain(one.found)}'"
+            for one in others
+        )
+    else:
+        print_lines([f"{found.strategy}, because no rule knows it"])
+    for warning in found.warnings:
+        remark(warning)
+    raise typer.Exit(0 if found.matches else NOTHING)

@@ -1,0 +1,186 @@
+"""`dlqbatch schedule`: the jobs on their own times, until a signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+from zoneinfo import ZoneInfo
+
+import typer
+
+from dlqbatch import logs
+from dlqbatch.cli import linger
+from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured, overrides
+from dlqbatch.cli.job import ONE_WISH
+from dlqbatch.schedule.clock import JOBS
+from dlqbatch.settings.sources import CONFIG_VARIABLE, option_named, variable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from types import FrameType
+
+    from dlqbatch import settings as configuration
+    from dlqbatch.schedule.clock import Due
+    from dlqbatch.schedule.processes import LastRun
+    from dlqbatch.schedule.scheduler import Scheduler
+
+log = logs.get(__name__)
+
+_NEXT: Final = 3
+_PULSE: Final = 1.0
+_NOT_IN_ORDER: Final = 1
+
+
+def schedule(
+    settings: Settings = None,
+    config: Config = None,
+    *,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the jobs on their own times, each run a process; more drains while the queues are deep; until a signal."""
+    # First of all: a signal that comes while the rest is loaded is not lost.
+    signals: SimpleQueue[int] = SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _noting(signals))
+    loaded = configured(settings, config)
+    from dlqbatch.schedule.scheduler import Scheduler  # noqa: PLC0415  (what no other command needs)
+
+    environment, arguments = _for_runs(overrides(settings), config)
+    scheduler = Scheduler(
+        loaded, environment, arguments, _Teller(as_json=as_json), partial(configured, settings, config)
+    )
+    if dry_run:
+        _show_plan(loaded, scheduler.due, as_json=as_json)
+        return
+    raise typer.Exit(_serve(scheduler, signals))
+
+
+def _noting(signals: SimpleQueue[int]) -> Callable[[int, FrameType | None], None]:
+    first: list[float] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if number == signal.SIGTERM and first and now - first[0] <= ONE_WISH:
+            return
+        first.append(now)
+        signals.put(number)  # the one queue that may be used in a signal's handler
+
+    return note
+
+
+def _serve(scheduler: Scheduler, signals: SimpleQueue[int]) -> int:
+    linger()
+    address = scheduler.start()
+    log.info("scheduling", jobs=[due.job for due in scheduler.due], health=address or "off")
+    received = None
+    while received is None and scheduler.is_alive():
+        with suppress(Empty):
+            received = signals.get(timeout=_PULSE)
+        scheduler.keep_time()
+    if received is None:
+        log.error("the clock stands still, so that nothing would be started any more; the scheduler ends")
+    else:
+        log.info("ending: nothing more is started, every run settles what it holds", signal=_named(received))
+    killed = scheduler.end(at_once=lambda: not signals.empty())
+    if killed:
+        log.warning("runs were killed before they had settled; what they held is back in its queue", killed=killed)
+    if received is not None and not signals.empty():
+        return 128 + signals.get()
+    return _NOT_IN_ORDER if received is None or killed else 0
+
+
+def _named(number: int) -> str:
+    return signal.Signals(number).name
+
+
+def _for_runs(given: Mapping[str, object], config: Path | None) -> tuple[dict[str, str], list[str]]:
+    """What the command line says, as variables of the runs: a list of processes shows arguments to everybody."""
+    environment = dict(os.environ)
+    arguments = []
+    if config is not None:
+        environment[CONFIG_VARIABLE] = str(config)
+    for key, value in given.items():
+        option = option_named(key)
+        if option is None:
+            arguments += ["--set", f"{key}={value}"]  # of a topology, for which there are no variables
+        else:
+            environment[variable(option)] = str(value)
+    return environment, arguments
+
+
+class _Teller:
+    """Prints one line for each run that has ended; they may end at once."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._lock = Lock()
+
+    def __call__(self, last: LastRun) -> None:
+        line = json.dumps(last.as_dict()) if self._as_json else _line(last)
+        # Whoever read it may have gone away: no reason for a scheduler to end.
+        with self._lock, suppress(OSError, ValueError):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+
+def _line(last: LastRun) -> str:
+    said = [last.outcome.replace("_", " ")]
+    if not last.is_done:
+        error = last.report.get("error")
+        kind = f", {error.get('type')}" if isinstance(error, dict) else ""
+        said = [f"{said[0]} ({f'signal {-last.code}' if last.code < 0 else f'exit code {last.code}'}{kind})"]
+    said += [f"{name.replace('_', ' ')} {number}" for name, number in last.counts.items() if number]
+    text = f"{last.ended:%Y-%m-%d %H:%M:%S} {last.job}: {', '.join(said)}, {last.seconds:.2f} s"
+    return logs.plain(logs.masked(text))
+
+
+def _show_plan(settings: configuration.Settings, due: Sequence[Due], *, as_json: bool) -> None:
+    zone = ZoneInfo(settings.time_zone)
+    times = {one.job: [at.astimezone(zone) for at in one.times(_NEXT)] for one in due}
+    if as_json:
+        plan = {
+            "dry_run": True,
+            "jobs": [
+                {
+                    "job": one.job,
+                    "when": one.when,
+                    "jitter_seconds": one.jitter.total_seconds(),
+                    "next": [at.isoformat(timespec="seconds") for at in times[one.job]],
+                }
+                for one in due
+            ],
+            "trigger": {
+                "depth": settings.trigger_depth,
+                "interval_seconds": settings.trigger_interval.total_seconds(),
+                "max_workers": settings.max_workers,
+            },
+            "health_address": settings.health_address,
+        }
+        sys.stdout.write(json.dumps(plan) + "\n")
+        return
+    sys.stdout.write(f"dry run of schedule at {datetime.now(UTC).astimezone(zone):%Y-%m-%d %H:%M:%S %Z}\n")
+    for one in due:
+        late = f" (each up to {one.jitter.total_seconds():g} s later)" if one.jitter else ""
+        shown = ", ".join(f"{at:%Y-%m-%d %H:%M:%S}" for at in times[one.job])
+        sys.stdout.write(f"  {one.job:<10} {one.when:<12} {shown}{late}\n")
+    for job in sorted(set(JOBS) - times.keys()):
+        sys.stdout.write(f"  {job:<10} off\n")
+    if settings.trigger_depth:
+        depth = f"at {settings.trigger_depth} messages up to {settings.max_workers} drains at once"
+        sys.stdout.write(
+            f"  {'trigger':<10} {depth}, looked at every {settings.trigger_interval.total_seconds():g} s\n"
+        )
+    else:
+        sys.stdout.write(f"  {'trigger':<10} off\n")
+    sys.stdout.write(f"  {'health':<10} {settings.health_address}\n")

@@ -1,0 +1,40 @@
+"""What is told of a handler's exception, in the thread of the handler: its text is foreign code as well."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+from dlqbatch.message.dialects import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlqbatch.consumer.message import Context
+
+
+def failure_of(handler: Callable[[bytes, Context], object], body: bytes, context: Context) -> Failure | None:
+    """Why the handler failed, None if it did not; never raises, whatever the handler does."""
+    try:
+        handler(body, context)
+    except BaseException as error:  # noqa: BLE001  (a handler that calls sys.exit() has failed like any other)
+        return told(error)
+    return None
+
+
+def told(error: BaseException) -> Failure:
+    kind = _written(lambda: _name(type(error)), "?")
+    stack = _written(lambda: "".join(traceback.format_exception(error)), "")
+    return Failure(kind, _written(lambda: str(error), f"<{kind}>"), stack)
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _written(write: Callable[[], str], otherwise: str) -> str:
+    try:
+        # Half a character could not be written as UTF-8.
+        return write().encode("utf-8", "replace").decode()
+    except BaseException:  # noqa: BLE001  (an exception whose own text fails must not end the worker)
+        return otherwise

@@ -1,0 +1,227 @@
+"""Runs of jobs, each in a process of its own: the same one-shot run that cron would start.
+
+So a run that dies takes nothing along, its memory is given back, and there is one way to run a job. None outlives the
+scheduler: see leash.py. None outlives its time either: it is asked to end, and killed if it does not. Every method may
+be called from any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dlqbatch import logs
+from dlqbatch.runs.report import LEFT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+log = logs.get(__name__)
+
+_LEASH: Final = str(Path(__file__).with_name("leash.py"))
+_ALL, _PART = 0, 3
+"""Exit codes of a run that did all of its work, and of one that did what could be done."""
+_NOT_MOVED: Final = frozenset({"got", LEFT})
+_STEP: Final = 0.05
+_KILLED_WITHIN: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    job: str
+    began: datetime
+    ended: datetime
+    code: int
+    """The exit code; negative: the signal that ended it."""
+    report: Mapping[str, Any]
+    """What it printed with --json; empty if it printed nothing."""
+    timed_out: bool = False
+    """It did not end within its time, and was made to."""
+
+    @property
+    def is_done(self) -> bool:
+        """Did well: a run that left everything, or could read nothing, would do so for ever, and nobody would know."""
+        return not self.timed_out and (self.code == _ALL or (self.code == _PART and self.moved > 0))
+
+    @property
+    def moved(self) -> int:
+        """Messages that are not where they were."""
+        return sum(number for name, number in self.counts.items() if name not in _NOT_MOVED)
+
+    @property
+    def outcome(self) -> str:
+        if self.timed_out:
+            return "timed_out"
+        if self.code == -signal.SIGTERM:
+            return "stopped"  # before it had begun: from then on it ends in order, and reports
+        if self.code < 0:
+            return "killed"
+        return str(self.report.get("outcome", "failed"))
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return self.report.get("counts") or {}
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended - self.began).total_seconds()
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "job": self.job,
+            **self.report,
+            "outcome": self.outcome,
+            "exit_code": self.code,
+            "began": self.began.isoformat(timespec="milliseconds"),
+            "ended": self.ended.isoformat(timespec="milliseconds"),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    job: str
+    began: datetime
+    process: subprocess.Popen[str]
+    since: float = field(default_factory=time.monotonic)
+
+
+class Processes:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        arguments: Sequence[str],
+        on_end: Callable[[str, LastRun], None],
+        *,
+        longest: float,
+        settling: float,
+    ) -> None:
+        """`environment` and `arguments` give the runs the scheduler's own settings; `on_end` is called in a thread.
+
+        After `longest` seconds a run is asked to end, and after `settling` more it is killed.
+        """
+        self._environment = dict(environment)
+        self._arguments = tuple(arguments)
+        self._on_end = on_end
+        self._longest, self._settling = longest, settling
+        self._held, self._leash = os.pipe()  # neither is inherited, so that no run holds the other end
+        self._lock = threading.Lock()
+        self._runs: list[_Run] = []
+        self._last: dict[str, LastRun] = {}
+        self._untold = 0
+        self._is_ending = False
+
+    def start(self, job: str, most: int | None = None) -> bool:
+        """One more run at once; False if it cannot be, the scheduler is ending, or `most` of this job are at work."""
+        with self._lock:
+            if self._is_ending or (most is not None and self._running(job) >= most):
+                return False
+            # Inside the lock: `end` must not read the list between a process's start and its entry.
+            try:
+                run = _Run(job, datetime.now(UTC), self._process(job))
+            except OSError as error:
+                why = error.strerror or str(error)
+                log.error("a run could not be started", job=job, why=why)  # noqa: TRY400  (no trace says more)
+                return False
+            self._runs.append(run)
+        threading.Thread(target=self._follow, args=(run,), name=f"run of {job}", daemon=True).start()
+        return True
+
+    def running(self, job: str) -> int:
+        with self._lock:
+            return self._running(job)
+
+    def is_stuck(self) -> bool:
+        """Whether a run is there still that was killed: the system holds it, for a disk that does not answer, say."""
+        until = time.monotonic() - (self._longest + self._settling + _KILLED_WITHIN)
+        with self._lock:
+            return any(run.since < until for run in self._runs)
+
+    def last(self) -> Mapping[str, LastRun]:
+        with self._lock:
+            return dict(self._last)
+
+    def end(self, seconds: float, at_once: Callable[[], bool] = lambda: False) -> int:
+        """Start nothing more, let what runs settle; how many outlived the time, or `at_once`, and were killed."""
+        with self._lock:
+            if not self._is_ending:
+                os.close(self._leash)  # to each run this is SIGTERM: see leash.py
+            self._is_ending = True
+        self._await(seconds, at_once)
+        with self._lock:
+            left = list(self._runs)
+        for run in left:
+            run.process.kill()
+        self._await(_KILLED_WITHIN)
+        return len(left)
+
+    def _await(self, seconds: float, at_once: Callable[[], bool] = lambda: False) -> None:
+        deadline = time.monotonic() + seconds
+        # A wait on a lock would not see a signal between its look and its sleep.
+        while (self._runs or self._untold) and time.monotonic() < deadline and not at_once():
+            time.sleep(_STEP)
+
+    def _running(self, job: str) -> int:
+        return sum(run.job == job for run in self._runs)
+
+    def _process(self, job: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(  # noqa: S603  (this program itself)
+            [sys.executable, _LEASH, job, "--json", *self._arguments],
+            env=self._environment,
+            stdin=self._held,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="backslashreplace",
+            # Ctrl-C goes to the whole group of a terminal, and a second one ends a run at once: it is ours to pass on.
+            process_group=0,
+        )
+
+    def _follow(self, run: _Run) -> None:
+        said, timed_out = self._await_end(run)
+        last = LastRun(run.job, run.began, datetime.now(UTC), run.process.returncode, _report(said), timed_out)
+        if last.code < 0 and not last.timed_out and not self._is_ending:
+            log.error("a run was killed", job=run.job, by=signal.strsignal(-last.code), seconds=last.seconds)
+        with self._lock:
+            self._runs.remove(run)
+            self._last[run.job] = last
+            self._untold += 1
+        try:
+            self._on_end(run.job, last)
+        finally:
+            with self._lock:
+                self._untold -= 1
+
+    def _await_end(self, run: _Run) -> tuple[str, bool]:
+        """What it printed, and whether it had to be made to end."""
+        timed_out = False
+        steps = (
+            (self._longest, run.process.terminate, "a run takes too long: it is asked to end"),
+            (self._settling, run.process.kill, "a run that was asked to end did not: it is killed"),
+        )
+        for seconds, act, told in steps:
+            try:
+                return run.process.communicate(timeout=seconds)[0], timed_out
+            except subprocess.TimeoutExpired:
+                if self._is_ending:
+                    break  # `end` has a patience of its own
+                at_work = round(time.monotonic() - run.since, 1)
+                log.error(told, job=run.job, seconds=at_work, process=run.process.pid)  # noqa: TRY400  (no trace says more)
+                timed_out = True
+                act()
+        return run.process.communicate()[0], timed_out
+
+
+def _report(said: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(said)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

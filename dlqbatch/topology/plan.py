@@ -1,0 +1,132 @@
+"""What stands between a topology and what a broker holds, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dlqbatch.topology.arguments import TTL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dlqbatch.topology.model import Binding, Topology
+
+TO_CREATE: Final = "to create"
+SAME: Final = "the same"
+DIFFERENT: Final = "different"
+NOT_KNOWN: Final = "not known"
+NONE: Final = "none"
+
+
+class Difference(NamedTuple):
+    argument: str
+    found: str
+    wanted: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a broker told of the parts that were asked for."""
+
+    parts: Mapping[tuple[str, str], tuple[Difference, ...] | None]
+    """By kind and name, of those that are there: how they differ; None where that may not be asked."""
+    bindings: frozenset[Binding] | None
+    """None where nobody told: AMQP has no way to ask for a binding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    kind: str
+    """exchange, queue or binding."""
+    name: str
+    state: str
+    differences: tuple[Difference, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        differences = [difference._asdict() for difference in self.differences]
+        return {"kind": self.kind, "name": self.name, "state": self.state, "differences": differences}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    items: tuple[Item, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """There is nothing to do, as far as the broker tells."""
+        return all(item.state in (SAME, NOT_KNOWN) for item in self.items)
+
+    def of(self, state: str) -> tuple[Item, ...]:
+        return tuple(item for item in self.items if item.state == state)
+
+    def ttl_changes(self, delay_queues: Iterable[str]) -> tuple[str, ...]:
+        """The delay queues of which nothing but the delay differs."""
+        candidates = frozenset(delay_queues)
+        return tuple(
+            item.name
+            for item in self.of(DIFFERENT)
+            if item.kind == "queue"
+            and item.name in candidates
+            and [difference.argument for difference in item.differences] == [TTL]
+        )
+
+
+def compare(wanted: Topology, found: Reading) -> Plan:
+    items = [_part("exchange", one.name, found) for one in wanted.exchanges]
+    items += [_part("queue", one.name, found) for one in wanted.queues]
+    items += [_binding(one, found) for one in wanted.bindings]
+    return Plan(tuple(items))
+
+
+def _part(kind: str, name: str, found: Reading) -> Item:
+    if (kind, name) not in found.parts:
+        return Item(kind, name, TO_CREATE)
+    differences = found.parts[kind, name]
+    if differences is None:
+        return Item(kind, name, NOT_KNOWN)
+    return Item(kind, name, DIFFERENT if differences else SAME, differences)
+
+
+def _binding(binding: Binding, found: Reading) -> Item:
+    name = f"{binding.exchange} --{binding.key}--> {binding.queue}"
+    ends = {("exchange", binding.exchange), ("queue", binding.queue)}
+    if not ends <= found.parts.keys():
+        return Item("binding", name, TO_CREATE)
+    if found.bindings is None:
+        return Item("binding", name, NOT_KNOWN)
+    return Item("binding", name, SAME if binding in found.bindings else TO_CREATE)
+
+
+def differing(wanted: Mapping[str, object], found: Mapping[str, object]) -> tuple[Difference, ...]:
+    """Every argument that differs, in the order of their names."""
+    names = sorted(wanted.keys() | found.keys())
+    return tuple(
+        Difference(name, str(found.get(name, NONE)), str(wanted.get(name, NONE)))
+        for name in names
+        if found.get(name) != wanted.get(name)
+    )
+
+
+def definitions(topology: Topology, vhost: str) -> dict[str, object]:
+    """What the broker's own import of definitions takes."""
+    place = {"vhost": vhost}
+    durable = {"durable": True, "auto_delete": False}
+    return {
+        "exchanges": [
+            {"name": one.name, **place, "type": one.type, **durable, "internal": False, "arguments": {}}
+            for one in topology.exchanges
+        ],
+        "queues": [{"name": one.name, **place, **durable, "arguments": dict(one.arguments)} for one in topology.queues],
+        "bindings": [
+            {
+                "source": one.exchange,
+                **place,
+                "destination": one.queue,
+                "destination_type": "queue",
+                "routing_key": one.key,
+                "arguments": {},
+            }
+            for one in topology.bindings
+        ],
+    }

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from program import Program
+from serverless_template import EVERYTHING, ROOT, as_lambda
+
+from scripts import lambda_parameters, lambda_zip
+
+
+def pinned(*names: str) -> dict[str, str]:
+    lines = [line for name in names for line in (ROOT / name).read_text().splitlines() if "==" in line]
+    return {
+        re.sub(r"[-_.]+", "-", name).lower(): version for name, _, version in (one.partition("==") for one in lines)
+    }
+
+
+def test_the_package_holds_the_program_its_pinned_dependencies_and_nothing_else(zipped: Path) -> None:
+    with zipfile.ZipFile(zipped) as archive:
+        names = archive.namelist()
+        metadata = [name for name in names if name.endswith(".dist-info/METADATA")]
+        headers = [archive.read(name).decode().partition("\n\n")[0] for name in metadata]
+    found = {
+        re.sub(r"[-_.]+", "-", re.findall(r"^Name: (\S+)", header, re.MULTILINE)[0]).lower(): re.findall(
+            r"^Version: (\S+)", header, re.MULTILINE
+        )[0]
+        for header in headers
+    }
+    assert found == pinned("requirements.txt", "requirements-aws.txt")
+
+    assert {name for name in names if name.startswith("dlqbatch/")} == {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "dlqbatch").rglob("*")
+        if path.is_file() and path.suffix not in {".pyc", ""} and path.name != "py.typed"
+    }
+    assert {"handler.py", "application.properties"} < set(names)
+
+    parts = [Path(name).parts for name in names]
+    assert [name for name in names if name.endswith((".pyc", ".pyi", ".c"))] == []
+    assert [one for one in parts if {"__pycache__", "tests", "testing", "bin"}.intersection(one[:-1])] == []
+    # What is at the top came with a distribution or is ours.
+    installed = zipped.with_suffix("")
+    assert {one[0] for one in parts} - {path.name for path in installed.iterdir()} == {
+        "handler.py",
+        "application.properties",
+        "dlqbatch",
+    }
+    assert len(names) == len(set(names))
+
+
+def test_the_package_is_below_its_limit_and_its_size_is_told(packages: Path, zipped: Path) -> None:
+    with zipfile.ZipFile(zipped) as archive:
+        unpacked = sum(one.file_size for one in archive.infolist())
+        readable = {one.external_attr >> 16 & 0o444 for one in archive.infolist()}
+    said = (packages / "said").read_text()
+    assert unpacked < 120_000_000
+    assert f"unpacked {unpacked / 1e6:.1f} MB" in said
+    assert str(zipped) in said
+    assert readable == {0o444}, "Lambda runs it as another user"
+
+
+def kind_of(package: Path) -> tuple[str, str]:
+    """Its Python and its architecture."""
+    ((python, architecture),) = re.findall(r"python([\d.]+)-(\w+)", package.stem)
+    return python, architecture
+
+
+def test_the_same_sources_make_the_same_bytes(packages: Path, zipped: Path) -> None:
+    """Then a deployment without a change says so, and changes nothing."""
+    before = hashlib.sha256(zipped.read_bytes()).digest()
+    again = lambda_zip.build(packages, *kind_of(zipped))
+    assert again.path == zipped
+    assert hashlib.sha256(zipped.read_bytes()).digest() == before
+
+
+def test_a_package_above_the_limit_fails_and_names_the_folder_to_look_into(
+    packages: Path, zipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lambda_zip, "LIMIT_MB", 1.0)
+    with pytest.raises(lambda_zip.NotPackaged, match=r"above 1 MB.*dlqbatch-python3.12-x86_64"):
+        lambda_zip.build(packages, *kind_of(zipped))
+
+
+def packaging(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts" / "package", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(("--stage", "Not/One"), ("--stage",), ("--output",), ("--param",)),
+        *(("--python", "3.10"), ("--python=3.14",), ("--architecture", "ppc64le")),
+    ],
+)
+def test_packaging_refuses_what_it_cannot_understand(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = packaging("--output", str(tmp_path / "made"), *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert arguments[-1].rpartition("=")[2] in done.stderr
+    assert not (tmp_path / "made").exists()
+
+
+def test_packaging_lists_every_parameter_that_would_not_work_and_makes_nothing(tmp_path: Path) -> None:
+    wrong = {
+        "subnet=subnet-1": "is subnets meant?",
+        "python=3.13": "--python",
+        "subnets=subnet-1a": "give both or neither",
+        "depth=many": "whole number",
+        "retainMemory=64": "128",
+        "logLevel=loud": "debug, info, warning or error",
+        "drainMessages=0": "at least 1",
+        "metricsNamespace=AWS/Lambda": "not AWS/",
+        "failingMinutes=6": "from 1 to 5",
+        "logRetentionDays=31": "30",
+        "check=maybe": "true, false",
+        "secret=arn:aws:secretsmanager:…": "not its ARN",
+        "secretKey=alias/mine": "ARN",
+        "alertEmail=nobody": "e-mail",
+    }
+    done = packaging("--output", str(tmp_path / "made"), *(f"--param={parameter}" for parameter in wrong))
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    for parameter, words in wrong.items():
+        name = parameter.partition("=")[0]
+        assert [line for line in lines if line.startswith(f"  {name}") and words in line], (parameter, done.stderr)
+    assert "metricsNamespace, retainMemory" in lines[-1]
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_stages_own_values_and_what_is_documented_pass() -> None:
+    text = (ROOT / "serverless.yml").read_text()
+    for stage in ("dev", "prod", "of-my-own"):
+        assert list(lambda_parameters.problems(stage, (), text)) == []
+        assert list(lambda_parameters.problems(stage, (*EVERYTHING, "metricsNamespace=off"), text)) == []
+    assert lambda_parameters.declared("prod", text)["logRetentionDays"] == "90"
+    assert lambda_parameters.declared("dev", text)["secret"] == "dlqbatch/dev"
+    assert set(lambda_parameters.CHECKS) <= set(lambda_parameters.declared("dev", text))
+
+
+def test_a_package_that_fails_leaves_the_one_before(packages: Path) -> None:
+    def made() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (packages / "prod").iterdir()}
+
+    before = made()
+    done = packaging("--output", str(packages), "--stage", "prod", "--unheard-of")
+    assert done.returncode not in (0, 2)
+    assert "--unheard-of" in done.stderr
+    assert made() == before
+    assert list(packages.glob(".prod.*")) == []
+
+
+def test_the_command_that_deploys_works_in_any_folder(packages: Path) -> None:
+    (line,) = [line for line in (packages / "said").read_text().splitlines() if line.startswith("  cd ")]
+    change, folder, and_then, *command = shlex.split(line)
+    assert (change, Path(folder), and_then) == ("cd", ROOT, "&&")
+    assert Path(command[0]).is_absolute()
+    assert command[1:4] == ["deploy", "--package", str(packages / "prod")]
+    assert "--param=broker=orders-mq" in command
+
+
+def test_the_unpacked_package_is_a_whole_program(task: Path) -> None:
+    program = Program({}, (sys.executable, "-S", str(task / "handler.py")))
+    helped = program.run("--help")
+    assert helped.code == 0, helped.said
+    assert "drain" in helped.out
+    found = as_lambda(
+        task,
+        "import json, boto3, handler, pika, psycopg, sqlalchemy, alembic, apscheduler, aws_lambda_powertools.metrics\n"
+        "for service in ('secretsmanager', 'sns', 's3'): boto3.client(service, region_name='eu-central-1')\n"
+        "print(json.dumps([m.__file__ for m in (boto3, handler, pika, psycopg, sqlalchemy, alembic, apscheduler)]))",
+    )
+    assert {Path(file).is_relative_to(task) for file in found} == {True}

@@ -1,0 +1,96 @@
+"""Replay plans as a test makes them: of dead messages of one origin, applied by one worker or by several."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dead_rows import NOW, row
+from dead_rows import add as arrive
+from sqlalchemy import select
+
+from dlqbatch.deadstore import plan_states, states
+from dlqbatch.deadstore.engine import reading, writing
+from dlqbatch.deadstore.plan_items import PlanItems
+from dlqbatch.deadstore.plans import Plans, Wanted
+from dlqbatch.deadstore.tables import MESSAGES, PLAN_ITEMS
+from dlqbatch.policy.lifecycle import Status
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sqlalchemy import Engine
+
+    from dlqbatch.deadstore.plan_facts import Frozen
+    from dlqbatch.deadstore.plan_status import PlanStatus
+
+LEASE = timedelta(seconds=60)
+LATER = NOW + timedelta(seconds=1)
+AFTER_LEASE = LATER + LEASE + timedelta(seconds=1)
+
+
+def dead(**columns: Any) -> dict[str, Any]:
+    return row(origin_queue="work", origin_exchange="", origin_key="work", event="work", **columns)
+
+
+def add(engine: Engine, *rows: dict[str, Any], at: datetime = NOW) -> list[int]:
+    """One after the other, so that the order of their ids is the order they are given in."""
+    return [arrive(engine, each, at=at)[0] for each in rows]
+
+
+def freeze(engine: Engine, what: Wanted | None = None, *, dry_run: bool = False) -> Frozen:
+    everything = Wanted(everything=True) if what is None else what
+    # Of the same moment two plans of the same messages would be one.
+    now = NOW + timedelta(microseconds=next(_plans))
+    return Plans(engine).freeze(everything, actor="ann", reason="why", now=now, dry_run=dry_run)
+
+
+_plans = itertools.count()
+
+
+def applying(
+    engine: Engine, frozen: Frozen, worker: str = "one", *, again: bool = False, now: datetime = LATER
+) -> PlanItems:
+    plan = plan_states.check(engine, frozen.hash, resume_stopped=again)
+    plan = plan_states.start(engine, plan, canary=False, max_failure_rate=0.1, resume_stopped=again, now=now)
+    return PlanItems(
+        engine,
+        plan.plan_id,
+        actor="ann",
+        worker=worker,
+        lease=LEASE,
+        reason="replay",
+        to_queue=plan.to_queue,
+        counted_from=plan.counted_from,
+    )
+
+
+def send(items: PlanItems, number: int = 100, ceiling: int | None = None, now: datetime = LATER) -> list[int]:
+    numbers = items.take(number, ceiling, now).numbers
+    items.sent(numbers, now)
+    return list(numbers)
+
+
+def items_of(engine: Engine, frozen: Frozen) -> list[tuple[int, str]]:
+    with reading(engine) as connection:
+        asked = select(PLAN_ITEMS.c.message_id, PLAN_ITEMS.c.state).where(PLAN_ITEMS.c.plan_id == frozen.plan_id)
+        return [(row_id, state) for row_id, state in connection.execute(asked.order_by(PLAN_ITEMS.c.place))]
+
+
+def column(engine: Engine, name: str, *row_ids: int) -> list[Any]:
+    with reading(engine) as connection:
+        asked = select(MESSAGES.c[name]).where(MESSAGES.c.id.in_(row_ids)).order_by(MESSAGES.c.id)
+        return list(connection.scalars(asked))
+
+
+def status(engine: Engine, frozen: Frozen) -> PlanStatus:
+    return Plans(engine).status(frozen.hash)
+
+
+def go_to(engine: Engine, row_id: int, *way: Status) -> None:
+    with writing(engine) as connection:
+        for start, end in itertools.pairwise(way):
+            lock = {"lock_token": "t", "lock_owner": "w"} if end is Status.PROCESSING else {}
+            token = "t" if start is Status.PROCESSING else None
+            assert states.move(connection, row_id, start, end, token, LATER, "somebody", "test", **lock)
