@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +17,7 @@ from dlqbatch.broker.transfer import WINDOW
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Iterator
 
     import psycopg
 
@@ -38,7 +41,7 @@ def test_ten_at_once_send_each_row_once_and_the_leases_of_three_that_are_killed_
     program = worker(broker_url, database_url, lease=f"{LEASE}s", max_messages=str(ROWS))
     workers = [program.start() for _ in range(WORKERS)]
     with connect(database_url) as store:
-        killed = [kill_one(store, workers) for _ in range(KILLED)]
+        killed = kill_some(store, workers)
         for one in workers:
             output, errors = one.communicate(timeout=PATIENCE)
             assert one.returncode == 0, output + errors
@@ -70,27 +73,43 @@ def test_ten_at_once_send_each_row_once_and_the_leases_of_three_that_are_killed_
         assert sent == [(ROWS, 0)]
 
 
-def kill_one(store: psycopg.Connection[Any], workers: list[subprocess.Popen[str]]) -> tuple[int, int]:
-    """Kill one that holds rows; how many of them it had begun without a mark, and how many it held in all."""
+def kill_some(store: psycopg.Connection[Any], workers: list[subprocess.Popen[str]]) -> list[tuple[int, int]]:
+    """Kill those that hold rows; how many each had begun without a mark, and how many it held in all.
+
+    All of them stand still while we look, so that the work is not done before enough of them were found.
+    """
     assert eventually(lambda: number(store, SENT) > 0, PATIENCE)
-    found: list[subprocess.Popen[str]] = []
+    killed: list[int] = []
 
-    def one_holds_rows() -> bool:
-        holding = {int(row[0]) for row in store.execute(HOLDING)}
-        found[:] = [each for each in workers if each.pid in holding and each.poll() is None]
-        return bool(found)
+    def enough_are_dead() -> bool:
+        with standing_still(workers):
+            holding = {int(row[0]) for row in store.execute(HOLDING)}
+            found = [each for each in workers if each.pid in holding and each.poll() is None]
+            for process in found[: KILLED - len(killed)]:
+                workers.remove(process)
+                process.kill()
+                process.communicate(timeout=30)
+                killed.append(process.pid)
+        return len(killed) == KILLED
 
-    assert eventually(one_holds_rows, PATIENCE)
-    process = found[0]
-    workers.remove(process)
-    process.kill()
-    process.communicate(timeout=30)
-    # What it had sent to the database before it died may still be on its way to the disk.
+    assert eventually(enough_are_dead, PATIENCE)
+    # What they had sent to the database before they died may still be on its way to the disk.
     ended = (
         f"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dlqbatch' AND pid = ANY('{backends(store)}')"
     )
     eventually(lambda: number(store, ended) == 0, 0.5)
-    return number(store, BEGUN_BY.format(process.pid)), number(store, HELD_BY.format(process.pid))
+    return [(number(store, BEGUN_BY.format(each)), number(store, HELD_BY.format(each))) for each in killed]
+
+
+@contextmanager
+def standing_still(workers: list[subprocess.Popen[str]]) -> Iterator[None]:
+    try:
+        for each in workers:
+            each.send_signal(signal.SIGSTOP)
+        yield
+    finally:
+        for each in workers:
+            each.send_signal(signal.SIGCONT)
 
 
 def backends(store: psycopg.Connection[Any]) -> str:
