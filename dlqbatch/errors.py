@@ -34,6 +34,9 @@ The message of an error says what happened, where, and what to do next; it never
 
 from __future__ import annotations
 
+from ast import literal_eval
+from contextlib import suppress
+
 _NOTHING_MOVED = " No message was moved."
 _GONE = ("NOT_FOUND - no queue '", "NOT_FOUND - no exchange '")
 
@@ -97,12 +100,20 @@ class BrokerLost(DlqbatchError):
         super().__init__(f"the connection to the broker was lost: {why}. What was not settled is back in its queue.")
 
 
+def readable(text: str) -> str:
+    """What the broker says; pika writes a text that was cut inside a character as Python writes bytes."""
+    if text[:2] in {"b'", 'b"'}:
+        with suppress(ValueError, SyntaxError):
+            return bytes(literal_eval(text)).decode(errors="replace")
+    return text
+
+
 class ChannelRefused(DlqbatchError):
     """The broker closed a channel."""
 
     def __init__(self, code: int, text: str) -> None:
-        self.code, self.text = code, text
-        super().__init__(f"the broker refused: {text} ({code})")
+        self.code, self.text = code, readable(text)
+        super().__init__(f"the broker refused: {self.text} ({code})")
 
     @property
     def is_gone(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -25,7 +25,7 @@ from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_rando
 from dlqbatch import logs
 from dlqbatch.broker import trust
 from dlqbatch.broker.wire import Wire
-from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused, LoginRefused
+from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused, LoginRefused, readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -137,6 +137,7 @@ class Connection:
         self._loop = IOLoop()
         self._opened: list[object] = []
         self._lost: list[BaseException] = []
+        self._parameters = parameters
         self._where = f"{parameters.host}:{parameters.port}, virtual host '{parameters.virtual_host}'"
         self.login: bytes = parameters.credentials.username.encode()
         self._is_disposed = False
@@ -221,6 +222,20 @@ class Connection:
             yield scratch
         finally:
             scratch.close()
+
+    @contextmanager
+    def aside(self) -> Iterator[Scratch]:
+        """As `scratch`, on a connection of its own, for what may cost even the connection."""
+        with closing(Connection(self._parameters, self._end_at)) as connection, connection.scratch() as scratch:
+            yield scratch
+
+    def refusal_fits(self, name: str) -> bool:
+        """Whether the broker can say why it refuses something of this name.
+
+        RabbitMQ 4.3 closes the whole connection where the text is too long for its frame and not all ASCII; the text
+        has the name in it, and that of the virtual host.
+        """
+        return name.isascii() and str(self._parameters.virtual_host).isascii()
 
     def close(self, seconds: float = 5.0) -> None:
         """Close politely, or at least quickly; a loss at this point changes nothing any more."""
@@ -325,7 +340,7 @@ def describe(error: BaseException) -> str:
             return f"the login was refused; user or password is wrong, or the user may not log in from here: {words}"
         return f"the virtual host does not exist, or the user may not enter it: {words}"
     if isinstance(error, (ConnectionClosed, ChannelClosed)):
-        return f"{error.reply_text} ({error.reply_code})"
+        return f"{readable(error.reply_text)} ({error.reply_code})"
     inner = getattr(error, "exceptions", None) or error.args
     if isinstance(error, AMQPConnectionError) or hasattr(error, "exceptions") or hasattr(error, "exception"):
         inner = [getattr(error, "exception", None), *inner]

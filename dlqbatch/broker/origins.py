@@ -9,7 +9,7 @@ from pika import BasicProperties
 from dlqbatch import logs
 from dlqbatch.broker.connection import NoAnswer
 from dlqbatch.broker.publisher import is_of_one_key
-from dlqbatch.errors import ChannelRefused
+from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused
 from dlqbatch.message.delivery import Route
 from dlqbatch.message.returns import return_exchange
 from dlqbatch.message.table import LONGEST_NAME, to_bytes
@@ -77,18 +77,33 @@ class Origins:
             self._gone.add(place)
             _log.warning("origin is gone", place=place, why="no broker has a name this long")
             return
-        with self._connection.scratch() as scratch:
-            try:
-                self._ways[place] = self._find(origin, scratch)
-            except ChannelRefused as error:
-                (self._gone if error.is_gone else self._failed).add(place)
-                _log.warning(
-                    "origin is gone" if error.is_gone else "origin cannot be checked", place=place, why=error.text
-                )
-            except (NoAnswer, UnicodeEncodeError) as error:
-                # One queue that does not answer, or whose name pika cannot write, must not stop the others.
-                self._failed.add(place)
-                _log.warning("origin cannot be checked", place=place, why=str(error))
+        if self._connection.refusal_fits(name):
+            with self._connection.scratch() as scratch:
+                self._ask(origin, scratch)
+            return
+        try:
+            with self._connection.aside() as scratch:
+                self._ask(origin, scratch)
+        except (BrokerLost, BrokerUnreachable) as error:
+            self._doubt(place, error.why)
+
+    def _ask(self, origin: Origin, scratch: Scratch) -> None:
+        place = _place(origin)
+        try:
+            self._ways[place] = self._find(origin, scratch)
+        except ChannelRefused as error:
+            if not error.is_gone:
+                self._doubt(place, error.text)
+                return
+            self._gone.add(place)
+            _log.warning("origin is gone", place=place, why=error.text)
+        except (NoAnswer, UnicodeEncodeError) as error:
+            # One queue that does not answer, or whose name pika cannot write, must not stop the others.
+            self._doubt(place, str(error))
+
+    def _doubt(self, place: str, why: str) -> None:
+        self._failed.add(place)
+        _log.warning("origin cannot be checked", place=place, why=why)
 
     def unwritable(self, exchanges: Iterable[str]) -> frozenset[str]:
         """Those that take nothing from us. To learn that from a message would double what is under way beside it."""
@@ -136,7 +151,10 @@ class Origins:
         """As good as can be told without making it; whether we may make it cannot."""
         scratch.call("queue_declare", queue=queue, passive=True)
         why = self._why_not(exchange, scratch)
-        if why is not None and not why.is_gone:
+        if why is None:
+            # It is there, so that this makes nothing: it says whether it is one of ours.
+            scratch.call("exchange_declare", exchange=exchange, exchange_type="fanout", durable=True)
+        elif not why.is_gone:
             raise why
         return _Way(exchange)
 

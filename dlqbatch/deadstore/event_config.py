@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlalchemy import (
     Column,
@@ -25,7 +26,7 @@ from dlqbatch.errors import DatabaseUnreadable, SettingsError
 from dlqbatch.policy.events import EventRow
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection, Engine, Row
 
 LONGEST_EVENT = 100
 _MOST_RETRIES = 2**31 - 1
@@ -48,10 +49,9 @@ class EventConfig:
         """All rows by id, in one SELECT; no other right is needed."""
         with reading(self._engine, for_policy=True) as connection:
             found = connection.execute(select(TABLE).order_by(TABLE.c.id)).all()
-        rows = [EventRow(*row) for row in found]
-        for row in rows:
+        for row in found:
             self._check(row)
-        return rows
+        return [EventRow(*row) for row in found]
 
     def set(self, name: str, max_retries: int | None) -> EventRow:
         """Change the row that counts for this name, or add one; None asks for the default number."""
@@ -73,14 +73,19 @@ class EventConfig:
         with writing(self._engine, for_policy=True) as connection:
             return connection.execute(delete(TABLE).where(TABLE.c.name == name)).rowcount
 
-    def _check(self, row: EventRow) -> None:
+    def _check(self, row: Row[*tuple[Any, ...]]) -> None:
         # SQLite stores any text in an integer column; a count that cannot be read must not pass as "not configured".
-        if type(row.name) not in {str, type(None)} or type(row.max_retries) not in {int, type(None)}:
-            raise DatabaseUnreadable(
-                where(self._engine.url),
+        if type(row.name) not in {str, NoneType} or type(row.max_retries) not in {int, NoneType}:
+            self._refuse(
                 f"row {row.id} of {EVENT_TABLE} holds name {row.name!r} and max_retries {row.max_retries!r}, "
-                "which are not a text and a whole number",
+                "which are not a text and a whole number"
             )
+        # Nor does an `int primary key` there keep NULL out. The highest id counts, so each row needs one.
+        if type(row.id) is not int:
+            self._refuse(f"the row of {EVENT_TABLE} named {row.name!r} has the id {row.id!r}: give it a whole number")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise DatabaseUnreadable(where(self._engine.url), why)
 
 
 def _check_name(name: str) -> None:

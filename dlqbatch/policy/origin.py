@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from dlqbatch.message.table import Field
 
 
+_LINE_END: Final = re.compile(r"[\r\n]").search
+_REPLY_QUEUE: Final = "amq.rabbitmq.reply-to"
+
+
 @dataclass(frozen=True, slots=True)
 class Trust:
     """Whose word counts: our own topology's deaths do not, a client's only for the origins listed."""
@@ -104,6 +108,12 @@ def find_origin(envelope: Envelope, headers: Headers, recorded: Origin | None, t
 def is_addressable(origin: Origin) -> bool:
     """The broker could hold such names; a forged one would end the run when it is asked for."""
     queue, exchange, key = origin.queue or "", origin.exchange or "", origin.key
+    # Line ends are taken out of a name that is declared, and not out of one that is published to.
+    if not (queue.isprintable() and exchange.isprintable()) and _LINE_END(f"{queue}{exchange}"):
+        return False
+    # Asked for one of these, the broker's own process ends, and with it the connection.
+    if (queue or exchange or key).startswith(_REPLY_QUEUE):
+        return False
     if queue.isascii() and exchange.isascii() and key.isascii():
         # As nearly all are: a character is a byte.
         return len(queue) <= LONGEST_NAME and len(exchange) <= LONGEST_NAME and len(key) <= LONGEST_NAME

@@ -48,10 +48,9 @@ class Ladder:
         later = (Source(self._retry_queue_of(tier), first_stage=False) for tier in self._tier_numbers)
         return (Source(self.retry_queue, first_stage=True), *later)
 
-    @property
-    def next_tier(self) -> tuple[str, str]:
-        """The queues of a tier that there would be with one delay more: what a longer ladder has left behind."""
-        return f"{self.delay_queue}.{self.tiers + 1}", self._retry_queue_of(self.tiers + 1)
+    def tier_beyond(self, number: int) -> tuple[str, str]:
+        """The queues of a tier that there would be with so many delays more: what a longer ladder has left behind."""
+        return f"{self.delay_queue}.{self.tiers + number}", self._retry_queue_of(self.tiers + number)
 
     @property
     def waits(self) -> bool:

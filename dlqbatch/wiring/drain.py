@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -148,9 +149,13 @@ def _with_a_home(connection: Connection, drained: tuple[Drained, ...]) -> tuple[
 
 def _left_behind(connection: Connection, drained: tuple[Drained, ...]) -> tuple[str, ...]:
     """A ladder that once had more tiers: nobody takes what is still in them."""
-    next_tiers = [queue for kind in drained if isinstance(kind, Ladder) for queue in kind.next_tier]
+    found: dict[str, int] = {}
+    for kind in drained:
+        beyond = itertools.count(1)
+        while isinstance(kind, Ladder) and (there := declare.existing(connection, kind.tier_beyond(next(beyond)))):
+            found |= there
     return tuple(
         f"'{queue}' holds {depth} message(s) and is no part of the ladder now: set tier_ttls back until it is empty"
-        for queue, depth in declare.existing(connection, next_tiers).items()
+        for queue, depth in found.items()
         if depth
     )

@@ -237,6 +237,17 @@ def test_a_bound_that_drops_the_oldest(patient: Patient, side: Side, management:
     assert patient.found(Code.OVERFLOW_DROPS).keys() == {"full", "full-bytes", "waiting"}
 
 
+def test_a_bound_that_makes_a_copy_of_what_it_refuses(patient: Patient, side: Side, management: Management) -> None:
+    side.queue("copying", max_length=5, overflow="reject-publish-dlx", **to("parked"))
+    side.queue("by-policy", **to("parked"))
+    policy(management, "^by-policy$", max_length_bytes=5000, overflow="reject-publish-dlx")
+    side.queue("unbounded", overflow="reject-publish-dlx", **to("parked"))
+    side.queue("refusing", max_length=5, overflow="reject-publish", **to("parked"))
+    side.queue("without-dead-letters", max_length=5, overflow="reject-publish-dlx")
+    side.queue("parked")
+    assert patient.found(Code.OVERFLOW_COPIES).keys() == {"copying", "by-policy"}
+
+
 def test_a_delay_queue_fed_with_expirations(patient: Patient, side: Side) -> None:
     for name, arguments in {"mixed": {}, "uniform": {"message_ttl": 20}}.items():
         side.queue(name, **arguments, **to("parked"))

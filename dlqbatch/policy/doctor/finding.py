@@ -52,6 +52,7 @@ class Code(StrEnum):
     MANAGEMENT_SILENT = "management-silent"
     OLD_BROKER = "old-broker"
     ORIGIN_NOT_LASTING = "origin-not-lasting"
+    OVERFLOW_COPIES = "overflow-copies"
     OVERFLOW_DROPS = "overflow-drops"
     RETURN_PERMISSION_MISSING = "return-permission-missing"
     RULE_BROKEN = "rule-broken"

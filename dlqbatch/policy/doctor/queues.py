@@ -105,6 +105,12 @@ def _undo(scene: Scene, queue: QueueFacts, option: str) -> str:
 
 def _overflow(scene: Scene, queue: QueueFacts) -> Iterator[Finding]:
     bound = queue.longest
+    if bound is not None and queue.overflow == "reject-publish-dlx" and queue.dead_letter_exchange is not None:
+        what = (
+            f"{bound} with reject-publish-dlx: when it is full, what is sent or returned to it is refused and "
+            "dead-lettered as well, so that the sender keeps it and each try makes one more of it"
+        )
+        yield Finding(Code.OVERFLOW_COPIES, queue.name, what, _reject_publish(scene, queue))
     # What is made for a moment may well be meant to forget.
     if bound is None or queue.overflow != "drop-head" or not queue.is_lasting:
         return

@@ -1,0 +1,114 @@
+"""Origins with names that a broker cannot speak of, or should not be asked about: they stop no other message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import rawamqp
+from program import Client, Program, client
+from rawamqp import Message, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from scripts.servers.management import Management
+
+RETRY = {"x-dead-letter-exchange": "retry-exchange", "x-dead-letter-routing-key": "retry-routing-key"}
+GOOD = [b"good-%d" % each for each in range(5)]
+
+pytestmark = pytest.mark.usefixtures("on_every_broker")
+
+
+@pytest.fixture
+def program(broker_url: str, sqlite_url: str) -> Program:
+    program = Program({"broker_url": broker_url, "database_url": sqlite_url, "log_level": "error", "tier_ttls": "50"})
+    assert program.run("db", "upgrade").code == 0
+    assert program.run("events", "set", "#", "3").code == 0
+    assert program.run("topology", "apply").code == 0
+    return program
+
+
+@pytest.fixture
+def team(broker_url: str, program: Program) -> Iterator[Client]:  # noqa: ARG001  (after its topology)
+    with client(broker_url) as team:
+        team.make_origin("orders")
+        yield team
+
+
+def died(queue: str) -> bytes:
+    """As whoever may publish to retry-exchange can write it."""
+    last = [(b"x-last-death-queue", rawamqp.text(queue)), (b"x-last-death-reason", rawamqp.text("rejected"))]
+    return rawamqp.properties([rawamqp.death(queue, b"orders.a", exchange="orders"), *last])
+
+
+def fails(team: Client, waiting: int = 0) -> None:
+    """The five fail beside so many others, and wait out their delay."""
+    team.fail("orders", "orders.a", *GOOD)
+    team.await_depth("retry-queue", len(GOOD) + waiting)
+
+
+@pytest.mark.parametrize("name", ["ü" * 102, "a" + "ü" * 120], ids=["short enough to be cut", "cut inside a character"])
+def test_a_queue_that_is_gone_and_had_a_long_name_that_is_not_ascii(
+    program: Program, team: Client, name: str, broker_release: str
+) -> None:
+    team.make_origin(name, "shop")
+    team.fail(name, "orders.a", b"odd", exchange="shop")
+    fails(team, waiting=1)
+    assert program.run("drain").code == 0
+    team.await_depth("retry-queue-1", 6)
+    team.channel.queue_delete(name)
+    told = program.run("drain", "--json").told
+    assert team.depth("orders") == len(GOOD)
+    if broker_release == "4.3":
+        assert (told["counts"]["left"], told["reasons"]) == (1, {"origin-check-failed": 1})
+    else:
+        assert (told["counts"]["dead_lettered"], told["reasons"]) == (1, {"origin-gone": 1})
+
+
+def test_an_exclusive_queue_whose_name_is_not_ascii(program: Program, team: Client, broker_url: str) -> None:
+    name = "antworten-für-bürogebäude-nord-und-süd-0001"
+    with client(broker_url) as owner:
+        owner.channel.exchange_declare("shop", "topic", durable=True)
+        owner.channel.queue_declare(name, exclusive=True, arguments=RETRY)
+        owner.channel.queue_bind(name, "shop", "#")
+        owner.publish("shop", "orders.a", b"odd")
+        owner.reject_all(name)
+        fails(team, waiting=1)
+        assert program.run("drain").code == 0
+        team.await_depth("retry-queue-1", 6)
+        program.run("drain")
+        assert team.depth("orders") == len(GOOD)
+
+
+@pytest.mark.parametrize("name", ["amq.rabbitmq.reply-to.g1h2AAA.BBB", "or\nders", "or\rders"])
+def test_a_forged_death_in_what_is_no_queue(program: Program, team: Client, broker_url: str, name: str) -> None:
+    with Peer(broker_url) as peer:
+        peer.publish([Message("retry-exchange", b"retry-routing-key", died(name), b"odd")])
+    fails(team, waiting=1)
+    done = program.run("drain", "--json")
+    assert (done.code, done.told["reasons"]) == (0, {"origin-unknown": 1})
+    team.await_depth("retry-queue-1", len(GOOD))
+    assert program.run("drain").code == 0
+    assert (team.depth("orders"), team.depth("dlq-queue")) == (len(GOOD), 1)
+
+
+def test_a_dry_run_sees_a_return_exchange_that_is_none_of_ours(program: Program, team: Client) -> None:
+    team.channel.exchange_declare("dlqbatch.return.orders", "topic", durable=True)
+    fails(team)
+    assert program.run("drain").code == 0
+    team.await_depth("retry-queue-1", len(GOOD))
+    foreseen = program.run("drain", "--dry-run", "--json").told
+    done = program.run("drain", "--json").told
+    assert (foreseen["counts"], foreseen["reasons"]) == (done["counts"], done["reasons"])
+    assert done["reasons"] == {"origin-check-failed": len(GOOD)}
+
+
+def test_two_tiers_that_were_taken_away_are_both_told_of(program: Program, team: Client, management: Management) -> None:
+    longer = program.but(tier_ttls="50,50,50")
+    assert longer.run("topology", "apply").code == 0
+    team.publish("", "retry-queue-3", b"forgotten")
+    team.await_depth("retry-queue-3", 1)
+    assert management.vhost
+    told = program.run("drain", "--json").told
+    assert any("'retry-queue-3' holds 1 message(s)" in each for each in told["warnings"])
