@@ -131,9 +131,12 @@ def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters
 
 
 class Connection:
-    def __init__(self, parameters: ConnectionParameters, end_at: float = math.inf) -> None:
+    def __init__(
+        self, parameters: ConnectionParameters, end_at: float = math.inf, *, is_expendable: bool = False
+    ) -> None:
         """`end_at`, on the monotonic clock, bounds every wait, however long it might take by itself, and the close."""
         self._end_at = end_at
+        self.lost_as: type[BrokerLost] = NoAnswer if is_expendable else BrokerLost
         self._loop = IOLoop()
         self._opened: list[object] = []
         self._lost: list[BaseException] = []
@@ -224,18 +227,22 @@ class Connection:
             scratch.close()
 
     @contextmanager
-    def aside(self) -> Iterator[Scratch]:
-        """As `scratch`, on a connection of its own, for what may cost even the connection."""
-        with closing(Connection(self._parameters, self._end_at)) as connection, connection.scratch() as scratch:
-            yield scratch
+    def asking(self, name: str) -> Iterator[Scratch]:
+        """As `scratch`, to ask about one queue or exchange; NoAnswer if that costs the connection it is asked on.
 
-    def refusal_fits(self, name: str) -> bool:
-        """Whether the broker can say why it refuses something of this name.
-
-        RabbitMQ 4.3 closes the whole connection where the text is too long for its frame and not all ASCII; the text
-        has the name in it, and that of the virtual host.
+        RabbitMQ 4.3 closes a whole connection where the text of a refusal is too long for its frame and not all ASCII.
+        The text holds that name and the virtual host's, so that such names are asked about on a connection beside.
         """
-        return name.isascii() and str(self._parameters.virtual_host).isascii()
+        if name.isascii() and str(self._parameters.virtual_host).isascii():
+            with self.scratch() as scratch:
+                yield scratch
+            return
+        try:
+            beside = Connection(self._parameters, self._end_at, is_expendable=True)
+        except BrokerUnreachable as error:
+            raise NoAnswer(error.why) from error
+        with closing(beside), beside.scratch() as scratch:
+            yield scratch
 
     def close(self, seconds: float = 5.0) -> None:
         """Close politely, or at least quickly; a loss at this point changes nothing any more."""
@@ -270,7 +277,7 @@ class Connection:
         self.blocked = to
 
     def _gone(self) -> BrokerLost:
-        return BrokerLost(describe(self._lost[0]))
+        return self.lost_as(describe(self._lost[0]))
 
     def _unreachable(self, error: BaseException) -> BrokerUnreachable:
         refused = isinstance(error, _REFUSALS) and _CLOSED in str(error)
@@ -324,7 +331,7 @@ class Scratch:
         error, self._channel = self._refusals[0], None
         if isinstance(error, ChannelClosedByBroker):
             return ChannelRefused(error.reply_code, error.reply_text)
-        raise BrokerLost(describe(error)) from error
+        raise self._connection.lost_as(describe(error)) from error
 
 
 _REFUSALS: Final = (ProbableAuthenticationError, ProbableAccessDeniedError)

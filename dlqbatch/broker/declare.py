@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from dlqbatch import logs
+from dlqbatch.broker.connection import NoAnswer
 from dlqbatch.errors import ChannelRefused, SettingsError, TopologyMismatch, TopologyMissing
 from dlqbatch.topology.model import CHANGING
 
@@ -176,25 +177,26 @@ def _quorum(types: Mapping[str, str | None], *, otherwise: bool) -> frozenset[st
 
 
 def _types(connection: Connection, queues: Iterable[str]) -> dict[str, str | None]:
-    """The type of each queue, None if the broker does not say: with a default type, what was declared need not tell.
+    """The type of each queue, None if the broker does not say: of a long name the text is cut before it.
 
     No method asks for it, but the refusal of a consumer that only a stream can serve names it; declaring the queue as
     another type would say the same only if no other argument differed.
     """
     found: dict[str, str | None] = {}
     for queue in queues:
-        with connection.scratch() as scratch:
-            try:
+        try:
+            with connection.asking(queue) as scratch:
                 scratch.call("basic_qos", prefetch_count=1)
                 scratch.call(
                     "basic_consume", queue=queue, on_message_callback=_ignore, arguments={"x-stream-offset": "next"}
                 )
-            except ChannelRefused as refused:
-                told = _TYPE.search(refused.text)
-                is_elsewhere = _STREAM_ELSEWHERE.fullmatch(refused.text) is not None
-                found[queue] = "stream" if is_elsewhere else None if told is None else told["type"]
-            else:
-                found[queue] = "stream"
+            found[queue] = "stream"
+        except ChannelRefused as refused:
+            told = _TYPE.search(refused.text)
+            is_elsewhere = _STREAM_ELSEWHERE.fullmatch(refused.text) is not None
+            found[queue] = "stream" if is_elsewhere else None if told is None else told["type"]
+        except NoAnswer:
+            found[queue] = None
     return found
 
 

@@ -32,6 +32,15 @@ def why_looking_costs(connection: Connection, queue: str, api: Api) -> str | Non
     return f"a look costs each message that stays one of {limit} deliveries, and none left drops it"
 
 
+def is_classic(queue: str, api: Api) -> bool:
+    """By the management API's word alone: AMQP does not tell the type of a queue whose name is long."""
+    try:
+        told = api.ask("queues", api.vhost, queue, query="columns=type").content
+    except NoReply:
+        return False
+    return isinstance(told, dict) and told.get("type") == "classic"
+
+
 def _limit(told: dict[str, Any]) -> int | None:
     """Of the queue's own argument and its policy the smaller counts, unless one of them says that there is none."""
     policy = told.get("effective_policy_definition")

@@ -9,7 +9,7 @@ from pika import BasicProperties
 from dlqbatch import logs
 from dlqbatch.broker.connection import NoAnswer
 from dlqbatch.broker.publisher import is_of_one_key
-from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused
+from dlqbatch.errors import ChannelRefused
 from dlqbatch.message.delivery import Route
 from dlqbatch.message.returns import return_exchange
 from dlqbatch.message.table import LONGEST_NAME, to_bytes
@@ -77,20 +77,9 @@ class Origins:
             self._gone.add(place)
             _log.warning("origin is gone", place=place, why="no broker has a name this long")
             return
-        if self._connection.refusal_fits(name):
-            with self._connection.scratch() as scratch:
-                self._ask(origin, scratch)
-            return
         try:
-            with self._connection.aside() as scratch:
-                self._ask(origin, scratch)
-        except (BrokerLost, BrokerUnreachable) as error:
-            self._doubt(place, error.why)
-
-    def _ask(self, origin: Origin, scratch: Scratch) -> None:
-        place = _place(origin)
-        try:
-            self._ways[place] = self._find(origin, scratch)
+            with self._connection.asking(name) as scratch:
+                self._ways[place] = self._find(origin, scratch)
         except ChannelRefused as error:
             if not error.is_gone:
                 self._doubt(place, error.text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from dlqbatch.broker import declare
 from dlqbatch.broker.connection import connect
-from dlqbatch.broker.delivery_limit import why_looking_costs
+from dlqbatch.broker.delivery_limit import is_classic, why_looking_costs
 from dlqbatch.broker.looking import LookingSession
 from dlqbatch.broker.management import expansion
 from dlqbatch.broker.targets import Targets
@@ -52,7 +52,9 @@ def check(settings: Settings, occasion: Occasion) -> Report:
     targets = destinations.of(queues)
     connection = connect(access_to(settings, "dlqbatch check", bounds))
     try:
-        quorum = declare.quorum_sources(connection, queues, otherwise=False)
+        # Where AMQP does not tell: to take a quorum queue for classic would cost its messages their deliveries.
+        maybe = declare.quorum_sources(connection, queues, otherwise=True)
+        quorum = frozenset(queue for queue in maybe if not is_classic(queue, api))
         costs = {queue: why for queue in sorted(quorum) if (why := why_looking_costs(connection, queue, api))}
         if costs and not settings.allow_delivery_cost:
             raise SettingsError(

@@ -137,17 +137,17 @@ def breaker_limits(settings: Settings) -> breaker.Limits:
 def _looking(connection: Connection, access: Access, bounds: Bounds) -> Callable[[Origin], Seen | None]:
     def look_at(origin: Origin) -> Seen | None:
         queue = origin.queue
-        with connection.scratch() as scratch:
-            try:
+        try:
+            with connection.asking(origin.name) as scratch:
                 if queue is None:
                     scratch.call("exchange_declare", exchange=origin.exchange, passive=True)
                     # Whom it serves nobody can ask: it is taken for one that has consumers.
                     return Seen(1, 0)
                 found = scratch.call("queue_declare", queue=queue, passive=True)
-            except ChannelRefused as refused:
-                return Seen(0, 0, is_gone=True) if refused.is_gone else None
-            except (NoAnswer, UnicodeEncodeError):
-                return None
+        except ChannelRefused as refused:
+            return Seen(0, 0, is_gone=True) if refused.is_gone else None
+        except (NoAnswer, UnicodeEncodeError):
+            return None
         if found.consumer_count or found.message_count:
             return Seen(int(found.consumer_count), int(found.message_count))
         return _look_closer(queue, access, bounds)

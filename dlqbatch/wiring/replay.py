@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from dlqbatch.broker.connection import Scratch
     from dlqbatch.deadstore.plan_facts import Frozen
     from dlqbatch.deadstore.plan_items import PlanItems
     from dlqbatch.deadstore.plan_states import Applied
@@ -377,18 +376,18 @@ def _takes_publishes(connection: Connection) -> bool:
 
 def _look(connection: Connection, origins: Iterable[Origin]) -> Iterator[Place]:
     for origin in origins:
-        with connection.scratch() as scratch:
-            yield _place(scratch, origin)
+        yield _place(connection, origin)
 
 
-def _place(scratch: Scratch, origin: Origin) -> Place:
+def _place(connection: Connection, origin: Origin) -> Place:
     name = origin.name
     try:
-        if origin.queue is None:
-            scratch.call("exchange_declare", exchange=name, passive=True)
-            return Place(name, is_there=True)
-        found = scratch.call("queue_declare", queue=name, passive=True)
-        return Place(name, is_there=True, messages=int(found.message_count), consumers=int(found.consumer_count))
+        with connection.asking(name) as scratch:
+            if origin.queue is None:
+                scratch.call("exchange_declare", exchange=name, passive=True)
+                return Place(name, is_there=True)
+            found = scratch.call("queue_declare", queue=name, passive=True)
+            return Place(name, is_there=True, messages=int(found.message_count), consumers=int(found.consumer_count))
     except ChannelRefused as refused:
         return Place(name, is_there=False if refused.is_gone else None, why=refused.text)
     except (NoAnswer, UnicodeEncodeError) as error:

@@ -133,7 +133,7 @@ def delete(
         if dry_run or any(one.why for one in foreseen):
             return foreseen
         names = [queue.name for queue in doomed.queues]
-        quorum = declare.quorum_queues(connection, names, otherwise=False)
+        quorum = declare.quorum_queues(connection, names, otherwise=True)
         done = remove(connection, foreseen, quorum, with_messages=with_messages)
         ways_back = return_exchanges(connection, names, reader)
         return done + remove(connection, ways_back, frozenset(), with_messages=False)
@@ -178,7 +178,7 @@ def _change(
     topology = whole(concerned, unlimited_deliveries=limits_deliveries(connection))
     direct = {queue for kind in concerned if isinstance(kind, PerQueue) for queue in kind.delay_queues}
     there = [each for name in names for each in declare.existing(connection, [name, relay_of(name)])]
-    quorum = declare.quorum_queues(connection, there, otherwise=False)
+    quorum = declare.quorum_queues(connection, there, otherwise=True)
     wanted = []
     for queue in topology.queues:
         if queue.name not in names:

@@ -12,8 +12,6 @@ from rawamqp import Message, Peer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scripts.servers.management import Management
-
 RETRY = {"x-dead-letter-exchange": "retry-exchange", "x-dead-letter-routing-key": "retry-routing-key"}
 GOOD = [b"good-%d" % each for each in range(5)]
 
@@ -30,7 +28,7 @@ def program(broker_url: str, sqlite_url: str) -> Program:
 
 
 @pytest.fixture
-def team(broker_url: str, program: Program) -> Iterator[Client]:  # noqa: ARG001  (after its topology)
+def team(broker_url: str, program: Program) -> Iterator[Client]:
     with client(broker_url) as team:
         team.make_origin("orders")
         yield team
@@ -104,11 +102,56 @@ def test_a_dry_run_sees_a_return_exchange_that_is_none_of_ours(program: Program,
     assert done["reasons"] == {"origin-check-failed": len(GOOD)}
 
 
-def test_two_tiers_that_were_taken_away_are_both_told_of(program: Program, team: Client, management: Management) -> None:
+def test_two_tiers_that_were_taken_away_are_both_told_of(program: Program, team: Client) -> None:
     longer = program.but(tier_ttls="50,50,50")
     assert longer.run("topology", "apply").code == 0
     team.publish("", "retry-queue-3", b"forgotten")
     team.await_depth("retry-queue-3", 1)
-    assert management.vhost
     told = program.run("drain", "--json").told
     assert any("'retry-queue-3' holds 1 message(s)" in each for each in told["warnings"])
+
+
+@pytest.mark.parametrize("size", [20, 120, 170, 240])
+def test_a_look_that_costs_deliveries_is_refused_however_long_the_queues_name(
+    program: Program, team: Client, size: int
+) -> None:
+    """Without the management API: what a look costs is not known then."""
+    name = "q" * size
+    team.channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": 3})
+    team.publish("", name, b"one")
+    alone = program.but(management_url="http://127.0.0.1:1/")
+    done = alone.run("check", name, "--to", "over")
+    assert (done.code, team.depth(name)) == (2, 1), done.said
+    assert "is not checked" in done.said
+
+
+@pytest.mark.parametrize("command", [["check", "--to", "over"], ["ingest"]], ids=["check", "ingest"])
+def test_a_queue_that_is_there_and_whose_name_is_long_and_not_ascii(
+    program: Program, team: Client, command: list[str], broker_release: str, request: pytest.FixtureRequest
+) -> None:
+    _, api = request.getfixturevalue("broker43_addresses" if broker_release == "4.3" else "broker_addresses")
+    program = program.but(management_url=api)
+    name = "dlq." + "ü" * 80
+    for queue in (name, "dlq.plain"):
+        team.channel.queue_declare(queue, durable=True)
+        team.publish("", queue, b"one")
+    done = program.run(command[0], name, "dlq.plain", *command[1:], "--json")
+    assert (done.code, done.told["counts"]["got"], done.told["counts"]["left"]) == (0, 2, 2 * (command[0] == "check"))
+
+
+def test_a_dead_message_of_a_queue_that_is_gone_and_had_such_a_name(
+    program: Program, team: Client, broker_release: str
+) -> None:
+    for number, queue in enumerate(("a" + "ü" * 115, "orders")):
+        headers = {"dlqbatch-id": f"id-{number}", "dlqbatch-retries": 3, "dlqbatch-trips": 3}
+        headers |= {"dlqbatch-origin-queue": queue, "dlqbatch-origin-exchange": "", "dlqbatch-origin-key": "k"}
+        failure = {"x-exception-message": "connection timed out", "x-exception-stacktrace": "TimeoutError: late"}
+        team.publish("", "dlq-queue", b"one", headers | failure)
+    quick = program.but(retry_delays="1ms")
+    assert quick.run("ingest", "dlq-queue").code == 0
+    planned = quick.run("replay", "plan", "--all", "--reason", "mended", "--json")
+    assert planned.code == 0, planned.said
+    assert quick.run("replay", "abort", planned.told["hash"]).code == 0
+    counts = quick.run("lifecycle", "--json").told["counts"]
+    assert (counts["sent"], counts["left"], counts["manual"]) == ((1, 1, 0) if broker_release == "4.3" else (1, 0, 1))
+    assert team.depth("orders") == 1
