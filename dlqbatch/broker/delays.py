@@ -50,8 +50,8 @@ class ChangeUnderWay(DlqbatchError):
 
     def __init__(self) -> None:
         super().__init__(
-            "somebody else is changing a delay on this virtual host just now; wait until that is done. Nothing was "
-            "changed."
+            "somebody else is changing a delay on this virtual host just now; wait until that is done. If it was cut "
+            "off, `dlqbatch topology apply --change-ttl` ends it. Nothing was changed."
         )
 
 

@@ -39,10 +39,22 @@ def linger() -> None:
 
 def program() -> NoReturn:
     """All that the process is for."""
+    _open_what_is_closed()
     code = main()
     # What is left is Python's own end, where a signal would change the exit code of work that is done.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """A program may be started without stdout or stderr, as by `2>&-`: a socket must not take their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

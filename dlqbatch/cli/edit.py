@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkstemp
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -15,7 +15,7 @@ import typer
 from dlqbatch import wiring
 from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
 from dlqbatch.cli.filters import ROW_ID, Actor, person
-from dlqbatch.cli.printing import print_json, print_lines
+from dlqbatch.cli.printing import print_json, print_lines, remark
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.logs import plain
 
@@ -61,21 +61,27 @@ def edit(
     editing = wiring.editing(configured(settings, config))
     headers = editing.header_edits(_pairs(set_headers or ()), remove_headers or ())
     who = person(actor)
-    body = None
+    body = typed = None
     if body_file is not None:
         body = _read(body_file)
     elif not headers.wanted:
         original = editing.original(row_id, force=force)
-        body = editing.as_meant(original.body, _in_editor(original.body, original.form))
-    done = editing.edit(
-        row_id,
-        actor=who,
-        reason=reason,
-        body=body,
-        headers=headers,
-        force=force,
-        dry_run=dry_run,
-    )
+        typed = _in_editor(original.body, original.form)
+        body = editing.as_meant(original.body, typed)
+    try:
+        done = editing.edit(
+            row_id,
+            actor=who,
+            reason=reason,
+            body=body,
+            headers=headers,
+            force=force,
+            dry_run=dry_run,
+        )
+    except DlqbatchError:
+        if typed is not None and body != original.body:
+            _keep(typed)
+        raise
     if as_json:
         print_json(
             {
@@ -116,6 +122,14 @@ def _read(file: str) -> bytes:
         return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise typer.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="--body-file") from error
+
+
+def _keep(typed: bytes) -> None:
+    """What somebody has typed is not thrown away because it is refused, or the message has moved on meanwhile."""
+    number, path = mkstemp(prefix="dlqbatch-edit-")
+    with os.fdopen(number, "wb") as file:
+        file.write(typed)
+    remark(f"what was typed is kept in {path}: take it again with --body-file {path}")
 
 
 def _in_editor(body: bytes, form: BodyForm) -> bytes:

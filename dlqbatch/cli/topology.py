@@ -262,7 +262,14 @@ def _show_plan(found: Plan, *, as_json: bool) -> None:
 
 
 def _hint_at_delays(found: wiring.Applied) -> None:
-    if not found.is_done and found.delays:
+    if found.is_done:
+        return
+    if found.is_marked:
+        remark(
+            "a change of a delay is under way, or was cut off, and until it is done no run declares anything: if "
+            "nobody is at it, `dlqbatch topology apply --change-ttl` ends it"
+        )
+    elif found.delays:
         remark(
             f"the delay of {', '.join(found.delays)} is to be changed: `dlqbatch topology apply --change-ttl` empties "
             "each queue first, which takes as long as the old and the new delay, and loses nothing"

@@ -15,6 +15,7 @@ costs no heartbeat.
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import signal
@@ -45,6 +46,9 @@ _TICK: Final = 0.05
 """Seconds after which such a wait looks whether it is still wanted."""
 ONE_WISH: Final = 1.0
 """Seconds in which SIGTERM twice is one: `timeout 60 python worker.py` sends it to the process, and to its group."""
+
+
+_LATE: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 class Consumer:
@@ -80,6 +84,9 @@ class Consumer:
         def register(handler: Callable[[bytes, Context], object]) -> Callable[[bytes, Context], object]:
             if event in self._handlers:
                 raise ValueError(f"'{event}' has a handler already")
+            if any(is_late(handler) for is_late in _LATE):
+                # Called it would only be made ready, and its message acknowledged with nothing done.
+                raise TypeError(f"the handler of '{event}' is a coroutine or a generator; run it from a plain function")
             self._handlers[event] = handler
             self._topics = TopicTrie(self._handlers)
             return handler

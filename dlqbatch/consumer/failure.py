@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import AsyncGenerator, Awaitable, Generator
 from typing import TYPE_CHECKING
 
 from dlqbatch.message.dialects import Failure
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 def failure_of(handler: Callable[[bytes, Context], object], body: bytes, context: Context) -> Failure | None:
     """Why the handler failed, None if it did not; never raises, whatever the handler does."""
     try:
-        handler(body, context)
+        made = handler(body, context)
+        if isinstance(made, (Awaitable, Generator, AsyncGenerator)):
+            # Wrapped in something that is no coroutine itself: nothing of it has run.
+            raise TypeError(f"the handler returned {type(made).__name__}, which nobody waits for")  # noqa: TRY301
     except BaseException as error:  # noqa: BLE001  (a handler that calls sys.exit() has failed like any other)
         return told(error)
     return None

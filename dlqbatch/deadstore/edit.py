@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import select
 
 from dlqbatch.deadstore import states
-from dlqbatch.deadstore.asking import LARGEST_ID, NotUnderstood
+from dlqbatch.deadstore.asking import LARGEST_ID
 from dlqbatch.deadstore.clock import StoreClock
 from dlqbatch.deadstore.engine import reading, writing
 from dlqbatch.deadstore.review import EDIT_OF, NoSuchMessage, carry_out, check_person
@@ -122,9 +122,7 @@ class Editing:
         Without a time it is the store's. Without a body that stays; `force` takes one that should be JSON and is not,
         and a message that is resolved.
         """
-        check_person(actor)
-        if not reason.strip():
-            raise NotUnderstood("a reason is needed: it goes into the journal. Nothing was changed.")
+        check_person(actor, reason)
         headers = HeaderEdits() if headers is None else headers
         now = StoreClock(self._engine)() if now is None else now
         with (reading if dry_run else writing)(self._engine) as connection:

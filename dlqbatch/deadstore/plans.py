@@ -71,6 +71,10 @@ class Wanted:
         filters = self.filters
         if self.row_ids and (filters != Filters() or self.everything):
             raise NotUnderstood("name messages by their ids or by a filter, not both. Nothing was planned.")
+        if self.row_ids and self.limit is not None:
+            raise NotUnderstood(
+                "a limit takes the oldest of many; of messages named by their ids all are meant. Nothing was planned."
+            )
         if not self.row_ids and filters == Filters() and not self.everything and self.limit is None:
             raise NotUnderstood(
                 "nothing says which messages to replay: give ids or a filter, or --all for everything that is pending, "

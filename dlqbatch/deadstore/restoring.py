@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import delete, insert, select
 
 from dlqbatch.deadstore import states
-from dlqbatch.deadstore.asking import LARGEST_ID, NotUnderstood
+from dlqbatch.deadstore.asking import LARGEST_ID
 from dlqbatch.deadstore.clock import StoreClock
 from dlqbatch.deadstore.engine import reading, writing
 from dlqbatch.deadstore.record import Attempt, Content, Detail, Record, Transition
-from dlqbatch.deadstore.review import Change, Shown
+from dlqbatch.deadstore.review import Change, Shown, check_person
 from dlqbatch.deadstore.story import story
 from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, TRANSITIONS
 from dlqbatch.deadstore.text import key
@@ -81,10 +81,7 @@ class Restoring:
 
         Without a time it is the store's.
         """
-        if not actor.strip() or actor in states.JOBS:
-            raise NotUnderstood(f"'{actor}' does not name a person: give a name with --actor. Nothing was changed.")
-        if not reason.strip():
-            raise NotUnderstood("a reason is needed: it goes into the journal. Nothing was changed.")
+        check_person(actor, reason)
         now = StoreClock(self._engine)() if now is None else now
         is_number = isinstance(sought, int)
         condition = _M.id == min(int(sought), LARGEST_ID) if is_number else _M.identity == sought

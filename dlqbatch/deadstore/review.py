@@ -229,9 +229,7 @@ class Review:
                 "nothing says which messages to discard: give ids or a filter, or --all --yes for everything that is "
                 "not over yet. Nothing was changed."
             )
-        check_person(actor)
-        if not reason.strip():
-            raise NotUnderstood("a reason is needed: it goes into the journal. Nothing was changed.")
+        check_person(actor, reason)
         with keeping(self._engine) as kept:
             chosen = iter(dict.fromkeys(row_ids)) if row_ids else _matching(kept, filters or Filters())
             found = tuple(_discard(kept, row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
@@ -242,7 +240,7 @@ class Review:
     ) -> Changes:
         """Archived messages to manual, where a person decides about them again; without a time at the store's."""
         now = StoreClock(self._engine)() if now is None else now
-        check_person(actor)
+        check_person(actor, reason)
         with keeping(self._engine) as kept:
             chosen = dict.fromkeys(row_ids)
             found = tuple(_restore(kept, row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
@@ -350,8 +348,11 @@ def _held(row: Any) -> str:
     )
 
 
-def check_person(actor: str) -> None:
+def check_person(actor: str, reason: str) -> None:
+    """Both go into the journal."""
     if not actor.strip() or actor in states.JOBS:
         raise NotUnderstood(
             f"'{actor}' does not name a person, and the journal has to: give a name with --actor. Nothing was changed."
         )
+    if not reason.strip():
+        raise NotUnderstood("a reason is needed: it goes into the journal. Nothing was changed.")

@@ -107,7 +107,9 @@ class Rules:
                 position = before.get("position")
             if position is None:
                 lowest = connection.scalar(select(func.min(RULES.c.position)))
-                position = max(lowest - _APART, _POSITIONS.start) if lowest is not None else 0
+                position = 0 if lowest is None else lowest - _APART
+                if position not in _POSITIONS:
+                    raise NotUnderstood(f"there is no room before the first rule, at {lowest}; give it a --position")
             rule = Rule(position, name, on or before.get("match_on") or On.ANY, pattern, strategy)
             _check_pattern(rule.pattern)
             if not dry_run:

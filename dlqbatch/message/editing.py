@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.message import headers as names
@@ -104,13 +104,18 @@ def check_body(before: bytes, after: bytes, properties: bytes, *, force: bool = 
     if force or not _should_be_json(before, properties):
         return
     try:
-        json.loads(after.decode(), parse_int=len, parse_float=len)
+        json.loads(after.decode(), parse_int=len, parse_float=len, parse_constant=_no_json)
     except RecursionError:
         raise EditRefused(
             "the body should be JSON, and is nested too deeply to tell; --force takes it as it is"
         ) from None
     except ValueError as error:
         raise EditRefused(f"the body should be JSON and is not: {error}; --force takes it as it is") from None
+
+
+def _no_json(constant: str) -> NoReturn:
+    """Python takes NaN and Infinity for numbers of JSON; hardly anything else does."""
+    raise ValueError(f"{constant} is no number there")
 
 
 def as_meant(before: bytes, edited: bytes) -> bytes:

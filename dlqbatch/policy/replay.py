@@ -7,6 +7,7 @@ goes on where this one stopped.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -230,7 +231,7 @@ def rate_of(text: str) -> float:
     """Messages a second, from `50`, `50/s`, `600/min` or `10/h`."""
     found = _RATE.fullmatch(text)
     number = float(found["number"]) / _SECONDS[(found["unit"] or "s")[0]] if found else 0.0
-    if not number:
+    if not number or math.isinf(number):
         raise SettingsError(f"'{text}' is no rate; write 50/s, 600/min or 10/h")
     return number
 

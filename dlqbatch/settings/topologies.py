@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -245,11 +247,33 @@ def build(one: str, values: Mapping[str, object], settings: Settings) -> Kind:
     return Ladder(**{**own, "tier_ttls": settings.tier_ttls, **given})  # type: ignore[arg-type]  # the same
 
 
+def _doubled(kind: Kind) -> Iterator[str]:
+    """What has two parts to play in one topology: what is dead, or waits, would be worked on again, for ever."""
+    if isinstance(kind, Pipeline):
+        if kind.queue == kind.dead_letter_queue:
+            yield f"queue '{kind.queue}'"
+        if kind.exchange == kind.dead_letter_exchange:
+            yield f"exchange '{kind.exchange}'"
+        return
+    # A sum of topologies holds once what is the same in both: so the dead letters are compared with all the rest.
+    rest = replace(kind, dlq_exchange="", dlq_queue="").topology()
+    queues = Counter([kind.dlq_queue, *(queue.name for queue in rest.queues)])
+    exchanges = Counter([kind.dlq_exchange, *(exchange.name for exchange in rest.exchanges)])
+    if isinstance(kind, PerQueue) and kind.dlq_routing_key not in {kind.queue, kind.delay_queue}:
+        # The workers' own exchange may lead to the dead letters as well, by a key of theirs.
+        exchanges -= Counter([kind.exchange])
+    yield from (f"queue '{queue}'" for queue, number in queues.items() if number > 1)
+    yield from (f"exchange '{exchange}'" for exchange, number in exchanges.items() if number > 1)
+
+
 def clashes(settings: Settings) -> Iterator[str]:
-    """Two topologies that would make one queue or exchange, and differ about it."""
+    """A topology that is in its own way; or two that would make one queue or exchange, and differ about it."""
     makers: dict[tuple[str, str], tuple[str, object]] = {}
     for one, kind in topologies(settings).items():
         parts = kind.topology()
+        if one in settings.topologies:
+            for what in _doubled(kind):
+                yield f"the topology '{one}' makes {what} stand for two of its parts; give them different names."
         named = [("exchange", each.name, each) for each in parts.exchanges]
         named += [("queue", each.name, each) for each in parts.queues]  # type: ignore[misc]  # either has a name
         told = False

@@ -83,6 +83,9 @@ def check_database_url(url: SecretUrl) -> SecretUrl:
     if scheme == "sqlite":
         if not rest.isprintable() or not rest.startswith("/"):
             raise ValueError("names no file; write sqlite:/// and then the path, which begins with a / of its own")
+        path = rest[1:]
+        if not path or path == ":memory:" or path.startswith("file:") or "?" in path:
+            raise ValueError("is to name a file, and takes no options: write sqlite:/// and then the path")
     else:
         # The host may be missing: ?host=/run/postgresql is a socket.
         _split(f"postgresql://{rest}", "a postgresql:// address", ("postgresql",), needs_host=False)

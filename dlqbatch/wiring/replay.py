@@ -118,7 +118,7 @@ def plan_replay(
     """Freeze what is meant, look at the broker, and say what speaks against it; nothing moves."""
     from dlqbatch.deadstore.plans import Plans, wanted  # noqa: PLC0415  (SQLAlchemy costs a fifth of a second)
 
-    engine = _engine_for(actor, settings)
+    engine = _engine_for(actor, settings, reason)
     what = wanted(
         row_ids=row_ids,
         statuses=statuses,
@@ -272,11 +272,11 @@ def _engine(settings: Settings) -> Engine:
     return engine_for(settings)
 
 
-def _engine_for(actor: str, settings: Settings) -> Engine:
+def _engine_for(actor: str, settings: Settings, reason: str = "as planned") -> Engine:
     """Refused to the name of a job: such a one may not make a person's moves, and would find out in the middle."""
     from dlqbatch.deadstore.review import check_person  # noqa: PLC0415  (the same)
 
-    check_person(actor)
+    check_person(actor, reason)
     return _engine(settings)
 
 

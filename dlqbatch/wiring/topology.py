@@ -66,6 +66,8 @@ class Applied:
     """What there was to do."""
     delays: tuple[str, ...] = ()
     """The queues whose delay differs, or is half changed."""
+    is_marked: bool = False
+    """A change of a delay is under way, or was cut off: no run declares anything."""
     is_done: bool = True
 
 
@@ -74,7 +76,8 @@ def plan(settings: Settings, kinds: Sequence[Kind]) -> Applied:
     with _connection(settings) as connection:
         found, _ = _plan(connection, inspect.Reader(management_api(settings)), kinds)
         to_change = _delays(connection, found, kinds, kinds)
-        return Applied(found, to_change, is_done=found.is_done and not to_change)
+        is_marked = declare.changing(connection)
+        return Applied(found, to_change, is_marked, is_done=found.is_done and not to_change and not is_marked)
 
 
 def apply(
@@ -98,7 +101,7 @@ def apply(
                 raise TopologyMismatch(item.kind, item.name, first.argument, first.found, first.wanted)
         is_marked = declare.changing(connection)
         if (to_change or is_marked) and not change_ttl:
-            return Applied(found, to_change, is_done=False)
+            return Applied(found, to_change, is_marked, is_done=False)
         if to_change or is_marked:
             _change(settings, connection, reader, concerned, to_change, told)
         matched(connection, kinds, declare.declare)

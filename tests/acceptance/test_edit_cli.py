@@ -88,6 +88,27 @@ def test_an_operator_mends_a_message_in_an_editor(engine: Engine, url: str, tmp_
     assert review.journal(told["id"]).entries[0].actor == "an operator"
 
 
+def test_what_was_typed_is_kept_when_the_message_has_moved_on_meanwhile(
+    engine: Engine, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a lifecycle claims it while somebody types."""
+    (row_id,) = add(engine, row(body=b'{"amount": "7"}', properties=HELD))
+    claims = tmp_path / "claims.py"
+    claims.write_text(
+        "import sys, sqlalchemy\n"
+        "with sqlalchemy.create_engine(sys.argv[1]).begin() as connection:\n"
+        "    connection.execute(sqlalchemy.text(\"UPDATE dlq_messages SET status='processing', lock_token='t'\"))\n"
+    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    what = "file.write_text('{\"amount\": 7}\\n')\nimport subprocess\n"
+    what += f"subprocess.run([sys.executable, {str(claims)!r}, {url!r}], check=True)"
+    done = edit(url, str(row_id), "--actor", "an operator", "--reason", "a number", EDITOR=an_editor(tmp_path, what))
+    assert (done.code, "--body-file" in done.err) == (1, True), done.said
+    (kept,) = tmp_path.glob("dlqbatch-edit-*")
+    assert (kept.read_text(), oct(kept.stat().st_mode)[-3:]) == ('{"amount": 7}\n', "600")
+    assert str(kept) in done.err
+
+
 def test_a_file_stdin_and_headers_need_no_editor(engine: Engine, url: str, tmp_path: Path) -> None:
     file = tmp_path / "body"
     file.write_bytes(b"\xff\0")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from dead_rows import add, row, store_at
-from program import HANDLER, Program, environment
+from program import HANDLER, Program, client, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +65,22 @@ def full(sqlite_url: str) -> str:
     """A message, number 1, that is larger than any pipe's buffer."""
     add(store_at(sqlite_url), row(body=b"a line of it\n" * 500_000))
     return sqlite_url
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_a_program_started_without_its_streams_does_its_work(broker_url: str, sqlite_url: str, closed: str) -> None:
+    program = Program({"broker_url": broker_url, "database_url": sqlite_url})
+    for prepares in (("db", "upgrade"), ("events", "set", "#", "3"), ("topology", "apply")):
+        assert program.run(*prepares).code == 0
+    with client(broker_url) as team:
+        team.make_origin("orders")
+        team.fail("orders", "orders.a", b"one")
+        team.await_depth("retry-queue", 1)
+        line = f"exec '{sys.executable}' '{HANDLER}' drain {closed}"
+        done = subprocess.run(
+            ["sh", "-c", line], env=environment(**program.settings), capture_output=True, timeout=60, check=False
+        )
+        assert (done.returncode, team.depth("queue.delay.1")) == (0, 1), done.stderr
 
 
 @pytest.mark.parametrize("call", ["--full", "--json"])

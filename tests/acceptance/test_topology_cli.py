@@ -64,6 +64,18 @@ def test_a_delay_is_changed_only_when_that_is_asked_for(topologist: Program, man
     assert changed.run("topology", "plan").code == 0
 
 
+def test_the_mark_of_a_change_that_was_cut_off_is_told_of_with_what_ends_it(topologist: Program, team: Client) -> None:
+    """All is as it should be, and yet no run declares anything."""
+    assert topologist.run("topology", "apply").code == 0
+    team.channel.queue_declare("dlqbatch.changing", durable=True)
+    for command, code in ((["plan"], 3), (["apply"], 2), (["delete", "ladder", "--yes"], 1)):
+        done = topologist.run("topology", *command)
+        assert done.code == code, done.said
+        assert "dlqbatch topology apply --change-ttl" in done.err
+    assert topologist.run("topology", "apply", "--change-ttl").code == 0
+    assert topologist.run("topology", "plan").code == 0
+
+
 def test_what_another_argument_differs_in_is_an_error(topologist: Program) -> None:
     done = topologist.run("topology", "apply", "-s", "queue_type=quorum", "--change-ttl")
     assert done.code == 2

@@ -124,6 +124,34 @@ def test_ingest_understands_what_a_worker_gave_up(broker_url: str, side: Side, p
     assert rawamqp.named_properties(seen.properties)["timestamp"] == (2**63).to_bytes(8, "big")
 
 
+def test_a_handler_that_would_only_be_made_ready_is_refused() -> None:
+    async def settle(body: bytes, context: Context) -> None: ...
+
+    def settle_some(body: bytes, context: Context) -> Iterator[None]:
+        yield
+
+    for handler in (settle, settle_some):
+        with pytest.raises(TypeError, match="coroutine or a generator"):
+            Consumer("amqp://localhost", queue=QUEUE).on(EVENT)(handler)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_work_that_a_handler_returns_unfinished_has_failed(
+    broker_url: str, side: Side, pipeline: Callable[[str], None]
+) -> None:
+    pipeline("classic")
+    consumer = Consumer(broker_url, queue=QUEUE, max_retries=0)
+
+    async def settle() -> None: ...
+
+    consumer.on(EVENT)(lambda _body, _context: settle())
+    publish(side)
+    with working(consumer):
+        assert eventually(lambda: side.depth(DEAD) == 1)
+    [dead] = side.empty(DEAD)
+    assert dead.properties.headers["MT-Fault-ExceptionType"] == "TypeError"
+
+
 @KINDS
 def test_an_event_without_a_handler_is_dead_lettered_at_once(
     broker_url: str, side: Side, pipeline: Callable[[str], None], kind: str

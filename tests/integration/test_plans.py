@@ -81,7 +81,12 @@ def test_filters_ids_a_limit_and_dates_choose_what_is_in_it(engine: Engine) -> N
 
 def test_a_plan_of_everything_has_to_be_asked_for_and_odd_wishes_are_refused(engine: Engine) -> None:
     (row_id,) = add(engine, dead())
-    for wish in (Wanted(), Wanted(Filters(event="x"), (row_id,)), Wanted(Filters(statuses=(Status.RESOLVED,)))):
+    for wish in (
+        Wanted(),
+        Wanted(Filters(event="x"), (row_id,)),
+        Wanted(Filters(statuses=(Status.RESOLVED,))),
+        Wanted(row_ids=(row_id,), limit=1),
+    ):
         with pytest.raises(NotUnderstood):
             freeze(engine, wish)
     assert freeze(engine, Wanted(row_ids=(row_id, row_id + 1, 2**70))).left_out == {"no such message": 2}

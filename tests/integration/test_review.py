@@ -366,6 +366,8 @@ def test_nothing_named_is_refused(engine: Engine, review: Review) -> None:
         discard(review, row_id, filters=review.asked(event="x"))
     with pytest.raises(NotUnderstood):
         discard(review, row_id, reason=" ")
+    with pytest.raises(NotUnderstood):
+        restore(review, row_id, reason=" ")
     for nobody in ("", " ", "ingest", "lifecycle", "retain"):
         for change in (discard, restore):
             with pytest.raises(NotUnderstood):

@@ -231,8 +231,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "every-failed-check-is-gone",
         "an origin that only cannot be looked at counts as gone, and its messages are dead-lettered",
         "broker/origins.py",
-        "                (self._gone if error.is_gone else self._failed).add(place)\n",
-        "                self._gone.add(place)\n",
+        "            if not error.is_gone:\n                self._doubt(place, error.text)\n                return\n",
+        "",
         "integration/test_origins.py::test_without_any_right_to_publish_the_origin_is_unclear_and_the_message_stays",
     ),
     _one(

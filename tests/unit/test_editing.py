@@ -159,7 +159,9 @@ def test_an_edited_message_is_another_one_that_knows_where_it_comes_from() -> No
     assert (journey.id, journey.parent, journey.attempt) == ("new", "old", None)
 
 
-@pytest.mark.parametrize("after", [b"", b"{", b"{'a': 1}", b"[1,]", b"\xff", b"[" * 100_000, b'{"a": 1} x'])
+@pytest.mark.parametrize(
+    "after", [b"", b"{", b"{'a': 1}", b"[1,]", b"\xff", b"[" * 100_000, b'{"a": 1} x', b'{"a": NaN}', b"[-Infinity]"]
+)
 def test_json_stays_json(after: bytes) -> None:
     for before, properties in ((b'{"a": 1}', b"\0\0"), (b"not yet", JSON), (b"", JSON)):
         with pytest.raises(EditRefused, match="--force"):

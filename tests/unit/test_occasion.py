@@ -38,9 +38,10 @@ def test_a_run_is_over_before_the_second_half_of_the_margin(
     occasion = Occasion(seconds_left=left)
     bounds = bounds_of(settings_of(taking, settling, margin), occasion)
     ends_in = bounds.end_at - occasion.at
-    # The clock went on a little between the two.
-    assert ends_in <= left - min(margin, left) / 2 + 0.05
-    assert bounds.stop_at - occasion.at <= taking + 0.05
+    # The clock went on between the two, on a busy machine by more than a little.
+    late = time.monotonic() - occasion.at
+    assert ends_in <= left - min(margin, left) / 2 + late
+    assert bounds.stop_at - occasion.at <= taking + late
     assert 0 <= bounds.give_up_after <= settling
     assert bounds.last_answers >= -1e-6
 

@@ -468,7 +468,17 @@ def test_right_database_addresses_name_the_driver(url: str, kept: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [f"mysql://u:{CANARY}@h/d", f"postgresql://u:{CANARY}@h:x/d", f"postgresql://u:{CANARY}\t@h", CANARY, "sqlite://"],
+    [
+        f"mysql://u:{CANARY}@h/d",
+        f"postgresql://u:{CANARY}@h:x/d",
+        f"postgresql://u:{CANARY}\t@h",
+        CANARY,
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:///:memory:",
+        "sqlite:///file:x",
+        "sqlite:////x?mode=ro",
+    ],
 )
 def test_wrong_database_addresses_are_told_without_the_password(url: str) -> None:
     (problem,) = problems({"database_url": url})

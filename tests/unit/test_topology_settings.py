@@ -98,11 +98,30 @@ def test_the_command_line_counts_before_the_file(tmp_path: Path) -> None:
         (f"{ORDERS}\ntopology.orders.queue=other", "is already set in line"),
         (f"{ORDERS}\ntopology.b.kind=pipeline\ntopology.b.exchange=shop", "both make exchange 'shop', but differ"),
         ("topology.b.kind=pipeline\ntopology.b.exchange=e\ntopology.b.queue=retry-queue", "both make queue"),
+        ("topology.n.kind=ladder\ntopology.n.dlq-queue=n.retry-queue", "makes queue 'n.retry-queue' stand for two"),
+        ("topology.n.kind=ladder\ntopology.n.dlq-queue=n.retry-queue-1", "makes queue 'n.retry-queue-1' stand for two"),
+        ("topology.n.kind=ladder\ntopology.n.delay-exchange=n.retry-exchange", "'n.retry-exchange' stand for two"),
+        ("topology.n.kind=ladder\ntopology.n.dlq-exchange=n.delay-exchange", "'n.delay-exchange' stand for two"),
+        (f"{ORDERS}\ntopology.orders.dlq-queue=created.retry", "makes queue 'created.retry' stand for two"),
+        (f"{ORDERS}\ntopology.orders.dlq-exchange=shop.retry", "makes exchange 'shop.retry' stand for two"),
+        (
+            f"{ORDERS}\ntopology.orders.dlq-exchange=shop\ntopology.orders.dlq-routing-key=created",
+            "makes exchange 'shop' stand for two",
+        ),
+        (
+            "topology.p.kind=pipeline\ntopology.p.exchange=e\ntopology.p.queue=dlq.e",
+            "makes queue 'dlq.e' stand for two",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_what_would_be_right(tmp_path: Path, text: str, said: str) -> None:
     (problem,) = problems(tmp_path, text)
     assert said in problem
+
+
+def test_the_workers_exchange_may_lead_to_the_dead_letters_by_another_key(tmp_path: Path) -> None:
+    found = kept(tmp_path, f"{ORDERS}\ntopology.orders.dlq-exchange=shop\ntopology.orders.dlq-routing-key=dead")
+    assert found["orders"].dead().exchange == "shop"  # type: ignore[union-attr]
 
 
 def test_every_problem_is_named_at_once_with_its_line(tmp_path: Path) -> None:
