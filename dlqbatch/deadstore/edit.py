@@ -11,8 +11,9 @@ from sqlalchemy import select
 from dlqbatch.deadstore import states
 from dlqbatch.deadstore.asking import LARGEST_ID
 from dlqbatch.deadstore.clock import StoreClock
+from dlqbatch.deadstore.edits import EDIT_OF, EDITED
 from dlqbatch.deadstore.engine import reading, writing
-from dlqbatch.deadstore.review import EDIT_OF, NoSuchMessage, carry_out, check_person
+from dlqbatch.deadstore.review import NoSuchMessage, carry_out, check_person
 from dlqbatch.deadstore.tables import MESSAGES
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.message.editing import HeaderEdits, as_meant, check_body, edit_headers, header_edits, readdress
@@ -168,7 +169,7 @@ def _carry_out(
     what = ", ".join(planned.changed)
     ids = states.arrive(connection, [new], now, actor, f"{EDIT_OF}{row.id} ({what}): {reason}")
     new_id = ids[identity]
-    why = f"edited: message {new_id} takes its place: {reason}"
+    why = f"{EDITED}{new_id} takes its place: {reason}"
     carry_out(connection, row.id, path_of_discard(row.status), now, actor, why)
     return Edited(row.id, row.status, new_id, identity, row.identity, planned.changed, dry_run=False)
 

@@ -193,17 +193,17 @@ def _replays(connection: Connection) -> dict[str, int]:
         if left <= 0:
             break
         sent = (
-            select(PLAN_ITEMS.c.message_id, PLAN_ITEMS.c.attempt)
+            select(PLAN_ITEMS.c.message_id, PLAN_ITEMS.c.attempt, PLAN_ITEMS.c.reason)
             .where(PLAN_ITEMS.c.plan_id == plan_id, PLAN_ITEMS.c.state == "sent")
             .order_by(PLAN_ITEMS.c.place)
             .limit(left)
             .subquery()
         )
         of_this = and_(ATTEMPTS.c.message_id == sent.c.message_id, ATTEMPTS.c.number == sent.c.attempt)
+        # Of a message that is deleted by now the item says what became of it.
+        outcome = func.coalesce(ATTEMPTS.c.outcome, sent.c.reason)
         found = connection.execute(
-            select(ATTEMPTS.c.outcome, func.count())
-            .select_from(sent.outerjoin(ATTEMPTS, of_this))
-            .group_by(ATTEMPTS.c.outcome)
+            select(outcome, func.count()).select_from(sent.outerjoin(ATTEMPTS, of_this)).group_by(outcome)
         ).all()
         left -= sum(number for _, number in found)
         total.update({outcome: number for outcome, number in found if outcome in _CLOSED})

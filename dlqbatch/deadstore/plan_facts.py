@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import exists, func, literal_column, select
 
+from dlqbatch.deadstore import edits
 from dlqbatch.deadstore.as_json import as_json
 from dlqbatch.deadstore.record import SUMMARY, Record
 from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, TRANSITIONS
 from dlqbatch.deadstore.text import time_text
 from dlqbatch.message.envelope import Origin
 from dlqbatch.policy.classify import UNKNOWN, classify
-from dlqbatch.policy.lifecycle import Status
 from dlqbatch.policy.replay import LARGEST_BODY, Facts
 from dlqbatch.policy.strategy import Strategy
 
@@ -33,7 +33,8 @@ _MOST_SHOWN: Final = 20
 _MOST_GROUPS: Final = 1_000
 _MOST_ATTEMPTS: Final = 50_000
 _SAMPLE: Final = 5
-_EDITED: Final = "an edit of message "
+_MOST_EDITS: Final = 1000
+"""Messages of a plan that are looked at for what an edit connects them with; a person makes edits one by one."""
 """So begins the journal of a message that an edit made."""
 OF_LATE: Final = timedelta(hours=1)
 """Attempts that ended within it say how an origin is doing."""
@@ -74,9 +75,9 @@ class Frozen:
     sample: tuple[Record, ...]
     """The first to go."""
     replaced: int
-    """Messages with an edit that is not archived."""
+    """Messages that do the same work as another one, by an edit."""
     replaced_by: tuple[int, int] | None
-    """One of them, and its edit."""
+    """One of them, and that other one."""
 
     def as_dict(self) -> dict[str, object]:
         """Without the places, which the broker knows more of."""
@@ -196,22 +197,16 @@ def _counted(connection: Connection, plan_id: int, column: Any) -> dict[str, int
 
 
 def _replaced(connection: Connection, plan_id: int) -> tuple[int, tuple[int, int] | None]:
-    """How many have an edit that is not archived, and the first of them with its edit."""
-    edit = MESSAGES.alias("edit")
-    arrived = TRANSITIONS.c
+    """How many are one piece of work with a message that may go as well, or went; and the first of them with that."""
     # A copy that came in under an id of its own has a parent too; that one takes nobody's place.
-    by_edit = exists().where(
-        arrived.message_id == edit.c.id, arrived.from_status.is_(None), arrived.reason.startswith(_EDITED)
-    )
-    edited = (
-        _of(plan_id, _M.id, func.min(edit.c.id))
-        .join(edit, edit.c.parent == _M.identity)
-        .where(edit.c.status != Status.ARCHIVED, by_edit)
-        .group_by(_M.id)
-    )
-    number = connection.scalar(select(func.count()).select_from(edited.subquery()))
-    first = connection.execute(edited.order_by(_M.id).limit(1)).one_or_none()
-    return int(number or 0), None if first is None else (first[0], first[1])
+    touched = exists().where(TRANSITIONS.c.message_id == _M.id, edits.BY_EDIT)
+    number, first = 0, None
+    for row_id in connection.scalars(_of(plan_id, _M.id).where(touched).order_by(_M.id).limit(_MOST_EDITS)).all():
+        other = next((one for one in edits.others(connection, row_id) if one.is_in_the_way), None)
+        if other is not None:
+            number += 1
+            first = first or (row_id, other.row_id)
+    return number, first
 
 
 def _groups(connection: Connection, plan_id: int) -> tuple[GroupInPlan, ...]:

@@ -16,8 +16,10 @@ from dlqbatch.policy.replay import CANARY_STEPS, Outcomes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy import ColumnElement, Connection
 
+REPLAYED_AS: Final = "replay "
+"""What stands before a plan's hash in the journal of each message that it has sent."""
 _MOST_REASONS: Final = 20
 _P: Final = PLANS.c
 _I: Final = PLAN_ITEMS.c
@@ -165,14 +167,16 @@ def status_of(connection: Connection, plan_id: int) -> PlanStatus:
 def outcomes_of(connection: Connection, plan_id: int, since: datetime | None = None) -> Outcomes:
     """Of the items sent at `since` or later."""
     this = and_(_A.message_id == _I.message_id, _A.number == _I.attempt)
+    outcome: ColumnElement[Any] = _A.outcome
     if since is None:
-        # A message that is deleted by now took its attempts with it, and was sent all the same.
-        asked = select(_A.outcome, func.count()).select_from(PLAN_ITEMS.outerjoin(ATTEMPTS, this))
+        # A message that is deleted by now took its attempts with it, and left in the item what became of this one.
+        outcome = func.coalesce(_A.outcome, _I.reason)
+        asked = select(outcome, func.count()).select_from(PLAN_ITEMS.outerjoin(ATTEMPTS, this))
     else:
-        asked = select(_A.outcome, func.count()).select_from(PLAN_ITEMS.join(ATTEMPTS, this))
+        asked = select(outcome, func.count()).select_from(PLAN_ITEMS.join(ATTEMPTS, this))
         # What came back before it was marked has no time of its sending.
         asked = asked.where(func.coalesce(_A.sent_at, _A.closed_at) >= since)
-    asked = asked.where(_I.plan_id == plan_id, _I.state == "sent").group_by(_A.outcome)
+    asked = asked.where(_I.plan_id == plan_id, _I.state == "sent").group_by(outcome)
     found = {outcome: int(number) for outcome, number in connection.execute(asked)}
     # Given up, for its origin is gone or a person has discarded it: nobody waits for it, and it is no success.
     failed = found.get("failed", 0) + found.get("abandoned", 0)

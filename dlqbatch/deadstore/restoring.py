@@ -12,7 +12,7 @@ from dlqbatch.deadstore.asking import LARGEST_ID
 from dlqbatch.deadstore.clock import StoreClock
 from dlqbatch.deadstore.engine import reading, writing
 from dlqbatch.deadstore.record import Attempt, Content, Detail, Record, Transition
-from dlqbatch.deadstore.review import Change, Shown, check_person
+from dlqbatch.deadstore.review import Change, Shown, check_person, replaced
 from dlqbatch.deadstore.story import story
 from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, TRANSITIONS
 from dlqbatch.deadstore.text import key
@@ -106,7 +106,7 @@ class Restoring:
                 return Change(row_id, status, status, is_done=False, why=why if status else "it was deleted just now")
             if not dry_run and not states.move(connection, row_id, status, Status.MANUAL, None, now, actor, reason):
                 raise AssertionError("a row changed though it was locked")
-            return Change(row_id, status, Status.MANUAL, is_done=True)
+            return Change(row_id, status, Status.MANUAL, is_done=True, why=replaced(connection, row_id))
 
     def _from_copy(self, line: Line, part: str, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
         number, identity = int(line.message["id"]), key(str(line.message["identity"]))
@@ -119,7 +119,8 @@ class Restoring:
                 who = f"message {again.id} ({again.status})" if again is not None else "another message"
                 why = f"its identity is in the dead store again, as {who}: look at that one"
                 return Change(number, None, None, is_done=False, why=why)
-            return Change(row_id, Status.ARCHIVED, Status.MANUAL, is_done=True, why=f"was message {number}")
+            why = "; ".join(filter(None, (f"was message {number}", replaced(connection, row_id))))
+            return Change(row_id, Status.ARCHIVED, Status.MANUAL, is_done=True, why=why)
 
 
 def _insert(connection: Connection, line: Line, part: str, actor: str, reason: str, now: datetime) -> int | None:

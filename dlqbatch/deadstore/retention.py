@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import delete, exists, func, insert, literal_column, select, text, tuple_
+from sqlalchemy import delete, exists, func, insert, literal_column, select, text, tuple_, update
 
 from dlqbatch.deadstore import run_history, states
 from dlqbatch.deadstore.engine import reading, writing
+from dlqbatch.deadstore.plan_status import REPLAYED_AS
 from dlqbatch.deadstore.states import RowMove
 from dlqbatch.deadstore.tables import (
     ACK_UNPROVEN,
@@ -28,7 +29,7 @@ from dlqbatch.policy.cold import Due, batches
 from dlqbatch.policy.lifecycle import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from sqlalchemy import Connection, Engine, Table
@@ -99,6 +100,7 @@ class Retention:
         with writing(self._engine) as connection:
             ours = _unchanged(connection, due)
             if ours:
+                _keep_outcomes(connection, ours)
                 connection.execute(delete(MESSAGES).where(_M.id.in_(ours)))
             return ours
 
@@ -125,6 +127,25 @@ class Retention:
             could_come = exists().select_from(MESSAGES).where(literal_column(TAKEN_BY) == _RUN.run, text(ACK_UNPROVEN))
             connection.execute(delete(UNPROVEN_RUNS).where(_RUN.since < runs_before, ~could_come))
         return pruned | {"runs": run_history.prune(self._engine, runs_before, limit)}
+
+
+def _keep_outcomes(connection: Connection, row_ids: Collection[int]) -> None:
+    """What became of a replay is still asked for when its messages are gone, and their attempts with them.
+
+    The journal tells which plans they were in; asked by message alone, all items of all plans would be looked through.
+    """
+    told = TRANSITIONS.c
+    by_plan = PLANS.c.hash == func.substr(told.reason, len(REPLAYED_AS) + 1)
+    replays = (
+        select(PLANS.c.id, told.message_id)
+        .join(TRANSITIONS, by_plan)
+        .where(told.message_id.in_(row_ids), told.reason.startswith(REPLAYED_AS, autoescape=True))
+    )
+    item = PLAN_ITEMS.c
+    of_this = (ATTEMPTS.c.message_id == item.message_id, ATTEMPTS.c.number == item.attempt)
+    outcome = select(ATTEMPTS.c.outcome).where(*of_this).scalar_subquery()
+    sent = (tuple_(item.plan_id, item.message_id).in_(replays), item.state == "sent")
+    connection.execute(update(PLAN_ITEMS).where(*sent).values(reason=outcome))
 
 
 def _unchanged(connection: Connection, due: Sequence[Due]) -> set[int]:

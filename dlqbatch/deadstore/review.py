@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import select, update
 
-from dlqbatch.deadstore import asking, messages, states
+from dlqbatch.deadstore import asking, edits, messages, states
 from dlqbatch.deadstore.as_json import as_json
 from dlqbatch.deadstore.asking import LARGEST_ID, NotUnderstood
 from dlqbatch.deadstore.clock import StoreClock
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dlqbatch.policy.lifecycle import Move
 
 JOURNAL_LOOKED_THROUGH: Final = 200_000
-EDIT_OF: Final = "an edit of message "
 """What the arrival of an edited message says first; any other child of a message came back, and says so."""
 _PAGE: Final = 200
 _M: Final = MESSAGES.c
@@ -294,17 +293,20 @@ def _restore(kept: Kept, row_id: int, actor: str, reason: str, now: datetime, *,
             return Change(row_id, row.status, row.status, is_done=False, why=why)
         if not dry_run:
             carry_out(connection, row_id, path(row.status, Status.MANUAL, by_person=True), now, actor, reason)
-        return Change(row_id, row.status, Status.MANUAL, is_done=True, why=_replaced(connection, row.identity))
+        return Change(row_id, row.status, Status.MANUAL, is_done=True, why=replaced(connection, row_id))
 
 
-def _replaced(connection: Connection, identity: str) -> str:
-    """What to know of an original that an edit has replaced; nothing of any other message."""
-    arrival = (_T.message_id == _M.id) & _T.from_status.is_(None) & _T.reason.startswith(EDIT_OF, autoescape=True)
-    asked = select(_M.id, _M.status).where(_M.parent == identity, select(_T.id).where(arrival).exists())
-    newest = connection.execute(asked.order_by(_M.id.desc()).limit(1)).one_or_none()
-    if newest is None:
+def replaced(connection: Connection, row_id: int) -> str:
+    """What to know of a message that an edit has replaced; nothing of any other message."""
+    told = edits.others(connection, row_id)
+    if not told:
         return ""
-    return f"message {newest.id} ({newest.status}) took its place in an edit; whoever replays both sends it twice"
+    if told[0].status is None:
+        return (
+            f"message {told[0].row_id} took its place in an edit, and is deleted by now: it may well have been "
+            "handled, and whoever replays this one does the work twice"
+        )
+    return f"message {told[0].row_id} ({told[0].status}) took its place in an edit; whoever replays both sends it twice"
 
 
 def _row(connection: Connection, row_id: int, *, lock: bool) -> Any:

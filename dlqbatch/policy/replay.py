@@ -99,9 +99,9 @@ class Facts:
     said_manual: Mapping[str, int] | None = None
     """By rule that says manual: the messages it decides about."""
     replaced: int = 0
-    """Messages that a person has edited: the edit is a message of its own, and goes too or went already."""
+    """Messages whose work another message does as well, by an edit: it goes too, or went already."""
     replaced_by: tuple[int, int] | None = None
-    """One of them, and its edit."""
+    """One of them, and that other message."""
     large_bodies: int = 0
     largest_body: int = LARGEST_BODY
 
@@ -120,10 +120,10 @@ def risks(facts: Facts, places: Mapping[str, Place]) -> tuple[Risk, ...]:
         says = "nobody knows where they failed, so they are skipped; `--to-queue` says where to send them"
         found.append(Risk(RiskName.ORIGIN_UNKNOWN, facts.without_origin, says))
     if facts.replaced:
-        example = f": message {facts.replaced_by[1]} is an edit of {facts.replaced_by[0]}" if facts.replaced_by else ""
+        example = " as message {1} beside message {0}".format(*facts.replaced_by) if facts.replaced_by else ""
         says = (
-            f"an edit took their place{example}. The work is done twice if both go; "
-            "discard the original or the edit, and plan again"
+            f"an edit made another message for the same work{example}. It is done twice if both go; `dlqbatch messages "
+            "journal` shows what became of the other. Discard one of them, and plan again"
         )
         found.append(Risk(RiskName.REPLACED, facts.replaced, says))
     if facts.large_bodies:

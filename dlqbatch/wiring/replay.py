@@ -282,6 +282,7 @@ def _engine_for(actor: str, settings: Settings, reason: str = "as planned") -> E
 
 def _items(engine: Engine, plan: Applied, actor: str) -> PlanItems:
     from dlqbatch.deadstore.plan_items import PlanItems  # noqa: PLC0415  (the same)
+    from dlqbatch.deadstore.plan_status import REPLAYED_AS  # noqa: PLC0415  (the same)
 
     return PlanItems(
         engine,
@@ -289,7 +290,7 @@ def _items(engine: Engine, plan: Applied, actor: str) -> PlanItems:
         actor=actor,
         worker=_worker(),
         lease=LEASE,
-        reason=f"replay {plan.hash}",
+        reason=f"{REPLAYED_AS}{plan.hash}",
         to_queue=plan.to_queue,
         counted_from=plan.counted_from,
     )

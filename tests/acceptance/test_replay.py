@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from program import Client, Program, client
+from program import Client, Program, client, eventually
 from replay_rows import ORIGIN, come_back, dead, fill
 from sqlalchemy import select
 
@@ -204,3 +204,21 @@ def test_a_broker_that_is_down_and_a_default_database_move_nothing(desk: Desk) -
     unnamed = Program({"broker_url": desk.program.settings["broker_url"]}).run("replay", "plan", "--all", "--json")
     assert (unnamed.code, "DLQBATCH_DATABASE_URL" in unnamed.said) == (USAGE, True)
     assert desk.column("plan_id") == [None]
+
+
+def test_what_became_of_a_replay_is_told_when_its_messages_are_gone(desk: Desk) -> None:
+    fill(desk.engine, range(10))
+    name = desk.plan()
+    desk.replay("apply", name, "--no-canary")
+    come_back(desk.engine, 1, datetime.now(UTC), failed=True)
+    come_back(desk.engine, 9, datetime.now(UTC), failed=False)
+    assert desk.replay("status", name)["outcomes"] == {"failed": 1, "succeeded": 9, "open": 0}
+    successes = desk.program.run("monitor", "--json").told["metrics"]["replay_success"]
+
+    def nine_are_gone() -> bool:
+        desk.program.run("retain", "-s", "keep_resolved=1ms")
+        return len(desk.column("id")) == 1
+
+    assert eventually(nine_are_gone)
+    assert desk.replay("status", name)["outcomes"] == {"failed": 1, "succeeded": 9, "open": 0}
+    assert desk.program.run("monitor", "--json").told["metrics"]["replay_success"] == successes

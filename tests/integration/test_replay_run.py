@@ -14,7 +14,7 @@ from dead_rows import NOW, store_at
 from program import eventually
 from replay_rows import ORIGIN, come_back, end_leases, fill
 from replay_store import AT_ONCE, Store, counted, opened
-from sqlalchemy import make_url, select
+from sqlalchemy import delete, make_url, select
 
 from dlqbatch.deadstore.asking import NotUnderstood
 from dlqbatch.deadstore.edit import Editing
@@ -155,9 +155,45 @@ def test_a_message_that_an_edit_replaced_is_a_risk_that_names_the_edit(store: St
         edit = connection.scalars(select(MESSAGES.c.id).where(MESSAGES.c.parent == "m-1")).one()
     Review(store.engine).restore([original], actor="ann", reason="on second thoughts", now=NOW)
     (risk,) = _replaced(store)
-    assert (risk.messages, f"message {edit} is an edit of {original}" in risk.says) == (1, True)
+    assert (risk.messages, f"message {edit} beside message {original}" in risk.says) == (2, True)
     Review(store.engine).discard([edit], actor="ann", reason="no", now=NOW)
     assert _replaced(store) == []
+
+
+def test_an_edit_of_an_edit_and_one_that_is_deleted_are_risks_as_well(store: Store) -> None:
+    first, second, third = fill(store.engine, [1, 2, 3])
+    editing, review = Editing(store.engine), Review(store.engine)
+
+    def edit(row_id: int, body: bytes) -> int:
+        done = editing.edit(row_id, body=body, actor="ann", reason="a typo", now=NOW, force=True)
+        assert done.id is not None
+        return done.id
+
+    def restored(row_id: int) -> str:
+        return review.restore([row_id], actor="ann", reason="on second thoughts", now=NOW).changes[0].why
+
+    def at_risk() -> int:
+        return sum(risk.messages for risk in _replaced(store))
+
+    # Mended twice, and then the original taken back.
+    last = edit(edit(first, b"7"), b"8")
+    assert at_risk() == 0
+    assert restored(first).startswith(f"message {last} (manual) took its place")
+    assert at_risk() == 2
+    # Taken back once more, and mended in another way: the original itself stays behind.
+    other = edit(first, b"9")
+    assert at_risk() == 2
+    review.discard([last, other], actor="ann", reason="no", now=NOW)
+    assert at_risk() == 0
+    # Its edit was handled, and deleted when its time was over.
+    gone = edit(second, b"7")
+    with store.engine.begin() as connection:
+        connection.execute(delete(MESSAGES).where(MESSAGES.c.id == gone))
+    assert "may well have been handled" in restored(second)
+    assert at_risk() == 1
+    review.discard([second], actor="ann", reason="no", now=NOW)
+    review.discard([third], actor="ann", reason="no", now=NOW)
+    assert restored(third) == ""
 
 
 def _replaced(store: Store) -> list[Risk]:
