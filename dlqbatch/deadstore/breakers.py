@@ -8,12 +8,12 @@ in the order of their origins.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from dlqbatch.deadstore.tables import BREAKERS
+from dlqbatch.deadstore.tables import ATTEMPTS, BREAKERS, PLAN_ITEMS, PLANS
 from dlqbatch.deadstore.text import key
 from dlqbatch.policy import breaker
 from dlqbatch.policy.breaker import Breaker, Phase
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, ScalarSelect
 
     from dlqbatch.policy.breaker import Limits
 
@@ -42,6 +42,15 @@ def place(queue: str | None, exchange: str | None, routing_key: str | None) -> s
     if queue is None and exchange:
         return key(f"exchange {exchange}")
     return queue if queue is not None else routing_key
+
+
+def named_queue() -> ScalarSelect[Any]:
+    """The queue that a replay has named for this attempt; what becomes of it says nothing of its row's origin."""
+    item = PLAN_ITEMS.c
+    of_this = (item.message_id == ATTEMPTS.c.message_id, item.attempt == ATTEMPTS.c.number)
+    plans = PLANS.join(PLAN_ITEMS, item.plan_id == PLANS.c.id)
+    named = select(PLANS.c.to_queue).select_from(plans).where(PLANS.c.to_queue.is_not(None), *of_this)
+    return named.limit(1).correlate(ATTEMPTS).scalar_subquery()
 
 
 def admit(

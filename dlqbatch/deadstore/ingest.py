@@ -331,11 +331,11 @@ def _known(connection: Connection, rows: Iterable[Row[*tuple[Any, ...]]]) -> dic
 def _failed(
     connection: Connection, meaning: AttemptFailed, row: Row[*tuple[Any, ...]], now: datetime
 ) -> breakers.Failed:
-    sent_at = connection.scalar(
-        select(ATTEMPTS.c.sent_at).where(ATTEMPTS.c.message_id == row.id, ATTEMPTS.c.number == meaning.number)
-    )
+    attempt = select(ATTEMPTS.c.sent_at, breakers.named_queue().label("named"))
+    attempt = attempt.where(ATTEMPTS.c.message_id == row.id, ATTEMPTS.c.number == meaning.number)
+    sent_at, named = connection.execute(attempt).one_or_none() or (None, None)
     # It may be back before its sender could note that it was sent.
-    place = breakers.place(row.origin_queue, row.origin_exchange, row.origin_key)
+    place = named or breakers.place(row.origin_queue, row.origin_exchange, row.origin_key)
     return breakers.Failed(row.id, place, sent_at or now)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import exists, func, literal_column, select
 
-from dlqbatch.deadstore import edits
+from dlqbatch.deadstore import breakers, edits
 from dlqbatch.deadstore.as_json import as_json
 from dlqbatch.deadstore.record import SUMMARY, Record
 from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, TRANSITIONS
@@ -128,6 +128,7 @@ def look(
     to_queue: str | None,
     left_out: Mapping[str, int],
     now: datetime,
+    recent: Mapping[str, tuple[int, int]],
 ) -> Frozen:
     by_origin, without = _origins(connection, plan_id, to_queue)
     large = _of(plan_id, func.length(_M.body)).where(func.length(_M.body) > LARGEST_BODY)
@@ -145,7 +146,7 @@ def look(
         _counted(connection, plan_id, _M.error_type),
         _counted(connection, plan_id, _M.status),
         _groups(connection, plan_id),
-        _recent(connection, now),
+        recent,
         tuple(connection.scalars(large.order_by(func.length(_M.body).desc()).limit(_MOST_GROUPS))),
         tuple(Record(*row) for row in connection.execute(sample)),
         *_replaced(connection, plan_id),
@@ -229,16 +230,17 @@ def _groups(connection: Connection, plan_id: int) -> tuple[GroupInPlan, ...]:
     )
 
 
-def _recent(connection: Connection, now: datetime) -> dict[str, tuple[int, int]]:
+def recent(connection: Connection, now: datetime) -> dict[str, tuple[int, int]]:
+    """By where they were sent: attempts that failed within the last hour, and all that ended."""
     ended = (
-        select(_A.message_id, _A.outcome)
+        select(_A.message_id, _A.outcome, breakers.named_queue().label("named"))
         .where(_A.closed_at.is_not(None), _A.closed_at > now - OF_LATE, _A.outcome != "abandoned")
         .order_by(_A.closed_at.desc())
         .limit(_MOST_ATTEMPTS)
         .subquery()
     )
     counted: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    place = func.coalesce(_M.origin_queue, _M.origin_exchange)
+    place = func.coalesce(ended.c.named, _M.origin_queue, _M.origin_exchange)
     for name, outcome, number in connection.execute(
         select(place, ended.c.outcome, func.count())
         .select_from(ended.join(MESSAGES, _M.id == ended.c.message_id))

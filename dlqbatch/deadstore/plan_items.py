@@ -166,7 +166,7 @@ class PlanItems:
             self._store, self._worker, now, limit, self._lease, plan_id=self._plan_id, actor=self._actor
         )
         self._tokens.update({row.row_id: row.token for row in found})
-        self._origins.update({row.row_id: row.origin for row in found})
+        self._origins.update({row.row_id: self._to_queue or row.origin for row in found})
         self._taken_over.update(row.row_id for row in found if row.has_attempt)
         if found:
             self._look_up_places([row.row_id for row in found])
@@ -204,7 +204,7 @@ class PlanItems:
         found = {row_id: rows[row_id] for row_id in numbers}
         self._origins.update(
             {
-                each.id: breakers.place(each.origin_queue, each.origin_exchange, each.origin_key)
+                each.id: self._to_queue or breakers.place(each.origin_queue, each.origin_exchange, each.origin_key)
                 for each in found.values()
             }
         )

@@ -159,9 +159,10 @@ class Plans:
                 )
                 .returning(_P.id)
             ).scalar_one()
+            recent = plan_facts.recent(connection, now)
             left_out = _fill(connection, plan_id, wanted)
             name, size = _hash(connection, plan_id, wanted.to_queue, now)
-            frozen = plan_facts.look(connection, plan_id, name, size, wanted.to_queue, left_out, now)
+            frozen = plan_facts.look(connection, plan_id, name, size, wanted.to_queue, left_out, now, recent)
             if size:
                 connection.execute(update(PLANS).where(_P.id == plan_id).values(hash=name, size=size))
             else:
@@ -172,10 +173,11 @@ class Plans:
         """As `freeze`, for somebody who may only read: nothing is locked, and nothing written but temporary items."""
         with reading(self.engine) as connection:
             # Of two tables with one name both databases take the temporary one; it ends with the transaction.
+            recent = plan_facts.recent(connection, now)  # of the items that it hides
             _SHADOW.create(connection, checkfirst=False)
             left_out = _fill(connection, 0, wanted)
             name, size = _hash(connection, 0, wanted.to_queue, now)
-            frozen = plan_facts.look(connection, 0, name, size, wanted.to_queue, left_out, now)
+            frozen = plan_facts.look(connection, 0, name, size, wanted.to_queue, left_out, now, recent)
             connection.rollback()
         return frozen
 

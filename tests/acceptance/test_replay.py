@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from program import Client, Program, client, eventually
 from replay_rows import ORIGIN, come_back, dead, fill
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from dlqbatch.deadstore import migrate, states
 from dlqbatch.deadstore.engine import create_engine_for, reading, writing
-from dlqbatch.deadstore.tables import MESSAGES, TRANSITIONS
+from dlqbatch.deadstore.tables import BREAKERS, MESSAGES, TRANSITIONS
+from dlqbatch.policy.examine import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,3 +223,29 @@ def test_what_became_of_a_replay_is_told_when_its_messages_are_gone(desk: Desk) 
     assert eventually(nine_are_gone)
     assert desk.replay("status", name)["outcomes"] == {"failed": 1, "succeeded": 9, "open": 0}
     assert desk.program.run("monitor", "--json").told["metrics"]["replay_success"] == successes
+
+
+def test_what_a_plan_sent_elsewhere_counts_for_where_it_went(desk: Desk) -> None:
+    """The origin's circuit breaker stays as it is, and the next plan is warned of the queue that sends all back."""
+    leads_back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dlq-queue"}
+    desk.team.channel.queue_declare("moved", durable=True, arguments=leads_back)
+    desk.team.channel.queue_declare("dlq-queue", durable=True)
+    fill(desk.engine, range(12))
+    with writing(desk.engine) as connection:
+        for row_id, body in connection.execute(select(MESSAGES.c.id, MESSAGES.c.body)).all():
+            digest = digest_of(bytes(body), b"")
+            connection.execute(update(MESSAGES).where(MESSAGES.c.id == row_id).values(digest=digest))
+    name = desk.plan("--all", "--to-queue", "moved")
+    desk.replay("apply", name, "--no-canary", "--max-failure-rate", "1")
+    desk.team.reject_all("moved")
+    desk.team.await_depth("dlq-queue", 12)
+    assert desk.program.run("ingest").code == DONE
+    with reading(desk.engine) as connection:
+        phases = dict(connection.execute(select(BREAKERS.c.origin, BREAKERS.c.phase)).all())
+    assert (phases.get(ORIGIN, "closed"), phases["moved"]) == ("closed", "open")
+
+    def warned(*arguments: str) -> bool:
+        planned = desk.replay("plan", "--all", "--dry-run", *arguments)
+        return "loops-back" in [risk["name"] for risk in planned["risks"]]
+
+    assert (warned("--to-queue", "moved"), warned()) == (True, False)
