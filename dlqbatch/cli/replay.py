@@ -134,7 +134,9 @@ def apply(
     ] = 0.1,
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for outcomes before this run ends."),
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, max=604_800, help="Wait so long for outcomes before this run ends."
+        ),
     ] = 0.0,
     resume_stopped: Annotated[
         bool, typer.Option("--resume-stopped", help="Go on with a plan that was stopped, with a new canary.")

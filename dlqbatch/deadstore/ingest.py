@@ -18,7 +18,7 @@ from dlqbatch.deadstore.places import is_elsewhere
 from dlqbatch.deadstore.states import RowMove, arrive, move_many, note_many
 from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES
 from dlqbatch.deadstore.text import key
-from dlqbatch.deadstore.twins import announce, flag, likeness, prove, prove_run, twins_of
+from dlqbatch.deadstore.twins import announce, children_like, flag, likeness, prove, prove_run, twins_of
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.policy.lifecycle import (
     MAX_ATTEMPTS,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Row
 
     from dlqbatch.deadstore.engine import Kept
+    from dlqbatch.deadstore.twins import Twins
     from dlqbatch.policy.breaker import Limits
     from dlqbatch.policy.examine import Examined
 
@@ -137,7 +138,7 @@ class Ingestion:
             notes: dict[int, str] = {}
             for place, each in pending.items():
                 row = rows.get(key(each.id)) if each.id else None
-                own_twins = twins[likeness(each)] if not each.id and each.redelivered else {}
+                own_twins = _own_twins(connection, each, row, twins)
                 meaning = meaning_of_arrival(
                     Arrival(
                         bool(each.id),
@@ -326,6 +327,17 @@ def _known(connection: Connection, rows: Iterable[Row[*tuple[Any, ...]]]) -> dic
         )
         for row_id, row in by_id.items()
     }
+
+
+def _own_twins(
+    connection: Connection, each: Examined, row: Row[*tuple[Any, ...]] | None, twins: Twins
+) -> dict[int, bool]:
+    """The rows that it may be already, and whether they are flagged."""
+    if not each.redelivered:
+        return {}
+    if not each.id:
+        return twins[likeness(each)]
+    return children_like(connection, each) if row is not None else {}
 
 
 def _failed(

@@ -78,6 +78,8 @@ class Frozen:
     """Messages that do the same work as another one, by an edit."""
     replaced_by: tuple[int, int] | None
     """One of them, and that other one."""
+    possible_duplicates: int
+    """Messages that ingest could not tell from others."""
 
     def as_dict(self) -> dict[str, object]:
         """Without the places, which the broker knows more of."""
@@ -117,6 +119,7 @@ class Frozen:
             self.replaced_by,
             sum(size > largest for size in self.bodies),
             largest,
+            self.possible_duplicates,
         )
 
 
@@ -150,6 +153,7 @@ def look(
         tuple(connection.scalars(large.order_by(func.length(_M.body).desc()).limit(_MOST_GROUPS))),
         tuple(Record(*row) for row in connection.execute(sample)),
         *_replaced(connection, plan_id),
+        int(connection.scalar(_of(plan_id, func.count()).where(_M.possible_duplicate)) or 0),
     )
 
 

@@ -73,6 +73,21 @@ def twins_of(connection: Connection, arrivals: Iterable[Examined], run: str, own
     return twins
 
 
+def children_like(connection: Connection, each: Examined) -> dict[int, bool]:
+    """Rows that a redelivered message with an id of another's may be, of any run; and whether they are flagged."""
+    found = connection.execute(
+        select(MESSAGES.c.id, MESSAGES.c.possible_duplicate)
+        .where(
+            MESSAGES.c.parent == each.id,
+            MESSAGES.c.full_digest == each.full_digest,
+            MESSAGES.c.source_queue == each.source_queue,
+        )
+        .order_by(MESSAGES.c.id)
+        .with_for_update()
+    )
+    return {row.id: row.possible_duplicate for row in found}
+
+
 def flag(connection: Connection, rows: Collection[int], *, possible_duplicate: bool = True) -> None:
     if rows:
         these = update(MESSAGES).where(among(connection, MESSAGES.c.id, rows))

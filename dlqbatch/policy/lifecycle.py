@@ -261,8 +261,9 @@ def meaning_of_arrival(
 ) -> Meaning:
     """The first row of the design's Ingest table that matches.
 
-    `unproven_twins` counts rows with the same full digest whose acknowledgement is not proven; `in_doubt`: one of them
-    was taken for such a message before. Both matter only for a message without an id.
+    `unproven_twins` counts rows with the same full digest: of a message without an id those whose acknowledgement is
+    not proven, else those that the same id is the parent of. `in_doubt`: one of the first kind was taken for such a
+    message before.
     """
     if not arrival.has_id:
         return _without_id(arrival, unproven_twins, in_doubt=in_doubt)
@@ -273,10 +274,16 @@ def meaning_of_arrival(
         # With an attempt it is what a consumer made of a retry of ours. Pending, and it would be retried, changed and
         # taken as new again, for ever.
         status = Status.PENDING if arrival.attempt is None else Status.MANUAL
-        return NewRow(status, "its id belongs to another message", arrival.attempt or 0, is_child=True)
+        return _child(status, "its id belongs to another message", arrival, unproven_twins)
     if arrival.attempt is None:
         return Duplicate("the same message again", reopens=known.status is Status.RESOLVED)
-    return _return(arrival.attempt, known)
+    return _return(arrival, arrival.attempt, known, unproven_twins)
+
+
+def _child(status: Status, why: str, arrival: Arrival, twins: int) -> NewRow:
+    """Its identity is made here, so that it cannot tell whether it came before."""
+    doubtful = arrival.redelivered and twins > 0
+    return NewRow(status, why, arrival.attempt or 0, is_child=True, possible_duplicate=doubtful)
 
 
 def _without_id(arrival: Arrival, twins: int, *, in_doubt: bool) -> Meaning:
@@ -294,7 +301,7 @@ def _unknown_id(arrival: Arrival) -> NewRow:
     return NewRow(Status.MANUAL, f"attempt {arrival.attempt} of a message that was deleted", arrival.attempt)
 
 
-def _return(attempt: int, known: Known) -> Meaning:
+def _return(arrival: Arrival, attempt: int, known: Known, twins: int) -> Meaning:
     is_processing = known.status is Status.PROCESSING
     if is_processing and known.open_attempt == attempt:
         return AttemptFailed(attempt)
@@ -304,7 +311,7 @@ def _return(attempt: int, known: Known) -> Meaning:
         return AttemptFailed(attempt, late=True)
     if is_processing and known.open_attempt is not None:
         return Duplicate(f"attempt {attempt} came back while attempt {known.open_attempt} is open")
-    return NewRow(Status.MANUAL, f"attempt {attempt} of a message that is {known.status}", attempt, is_child=True)
+    return _child(Status.MANUAL, f"attempt {attempt} of a message that is {known.status}", arrival, twins)
 
 
 # --- When a retry counts as a success

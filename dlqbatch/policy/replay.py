@@ -53,6 +53,7 @@ class PlanHash:
 class RiskName(StrEnum):
     ORIGIN_MISSING = "origin-missing"
     REPLACED = "replaced"
+    POSSIBLE_DUPLICATE = "possible-duplicate"
     ORIGIN_UNKNOWN = "origin-unknown"
     ORIGIN_UNCLEAR = "origin-unclear"
     NO_CONSUMERS = "no-consumers"
@@ -104,6 +105,8 @@ class Facts:
     """One of them, and that other message."""
     large_bodies: int = 0
     largest_body: int = LARGEST_BODY
+    possible_duplicates: int = 0
+    """Messages that ingest could not tell from another one."""
 
 
 def largest_body(version: tuple[int, ...]) -> int:
@@ -126,6 +129,12 @@ def risks(facts: Facts, places: Mapping[str, Place]) -> tuple[Risk, ...]:
             "journal` shows what became of the other. Discard one of them, and plan again"
         )
         found.append(Risk(RiskName.REPLACED, facts.replaced, says))
+    if facts.possible_duplicates:
+        says = (
+            "ingest could not tell them from others that are alike, and flagged both: the work may be done twice. "
+            "Compare them with `dlqbatch messages show`, and discard those that are the same"
+        )
+        found.append(Risk(RiskName.POSSIBLE_DUPLICATE, facts.possible_duplicates, says))
     if facts.large_bodies:
         says = f"their bodies are larger than {facts.largest_body // 2**20} MiB, which this broker refuses by default"
         found.append(Risk(RiskName.BODY_TOO_LARGE, facts.large_bodies, says))

@@ -19,6 +19,7 @@ from dlqbatch.deadstore import attempts
 from dlqbatch.deadstore.claim import claim
 from dlqbatch.deadstore.engine import create_engine_for, reading, writing
 from dlqbatch.deadstore.ingest import Ingestion
+from dlqbatch.deadstore.review import Review
 from dlqbatch.deadstore.states import RowMove, move_many
 from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, PLANS, TRANSITIONS
 from dlqbatch.deadstore.twins import likeness, twins_of
@@ -280,6 +281,28 @@ def test_redelivered_after_two_cuts_both_rows_are_flagged(engine: Engine) -> Non
     again = arrival(redelivered=True)
     assert [store(engine, each) for each in (arrival(), again, again)] == [[RECORDED], [DUPLICATE], [RECORDED]]
     assert [each.possible_duplicate for each in rows(engine)] == [True, True]
+
+
+def test_redelivered_under_an_id_of_anothers_both_rows_are_flagged(engine: Engine) -> None:
+    """Its row has an identity that was made here: whether it is the same message again nobody can tell."""
+    other = arrival("a", body=b"other")
+    assert store(engine, arrival("a")) == [RECORDED]
+    assert [store(engine, each) for each in (other, replace(other, redelivered=True))] == [[RECORDED]] * 2
+    assert [(each.parent, each.possible_duplicate) for each in rows(engine)] == [
+        (None, False),
+        ("a", True),
+        ("a", True),
+    ]
+    assert store(engine, arrival("a", body=b"third", redelivered=True)) == [RECORDED]
+    assert not rows(engine)[-1].possible_duplicate
+
+
+def test_a_redelivered_return_of_what_a_person_has_ended_is_flagged_too(engine: Engine) -> None:
+    store(engine, arrival("a"))
+    Review(engine).discard([rows(engine)[0].id], actor="ann", reason="of no use", now=LATER)
+    back = arrival("a", attempt=1)
+    assert [store(engine, each) for each in (back, replace(back, redelivered=True))] == [[RECORDED]] * 2
+    assert [each.possible_duplicate for each in rows(engine)] == [False, True, True]
 
 
 def test_a_twin_is_of_the_same_queue(engine: Engine) -> None:

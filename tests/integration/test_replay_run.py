@@ -196,6 +196,13 @@ def test_an_edit_of_an_edit_and_one_that_is_deleted_are_risks_as_well(store: Sto
     assert restored(third) == ""
 
 
+def test_what_may_be_the_same_message_twice_is_a_risk(store: Store) -> None:
+    fill(store.engine, [1, 2], possible_duplicate=True)
+    fill(store.engine, [3])
+    (risk,) = [risk for risk in store.planned(dry_run=True).risks if risk.name == "possible-duplicate"]
+    assert risk.messages == 2
+
+
 def _replaced(store: Store) -> list[Risk]:
     return [risk for risk in store.planned(dry_run=True).risks if risk.name == "replaced"]
 

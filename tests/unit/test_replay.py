@@ -99,11 +99,13 @@ def test_the_gravest_comes_first_and_each_says_how_many_it_concerns() -> None:
         large_bodies=1,
         replaced=2,
         replaced_by=(7, 9),
+        possible_duplicates=6,
     )
     found = named(facts, Place("work", is_there=True, messages=0, consumers=0), Place("gone", is_there=False))
     assert found == [
         (RiskName.ORIGIN_MISSING, 2),
         (RiskName.REPLACED, 2),
+        (RiskName.POSSIBLE_DUPLICATE, 6),
         (RiskName.ORIGIN_UNKNOWN, 1),
         (RiskName.NO_CONSUMERS, 5),
         (RiskName.FAILED_BEFORE, 4),
