@@ -32,6 +32,7 @@ _STREAM_ELSEWHERE: Final = re.compile(
     r"\w+ - queue '.*' does not have a (?:running )?replica on the local node", re.DOTALL
 )
 """Nothing but a stream is said to be only on other nodes; a get from it ends the connection all the same."""
+_UNTOLD: Final = "untold"
 _VALUE: Final = re.compile(r"(?:the value )?'(?P<value>.*?)'(?: of type '\w+')?")
 
 
@@ -152,12 +153,19 @@ def _look_for(scratch: Scratch, kind: str, name: str) -> None:
             raise
 
 
-def quorum_queues(connection: Connection, queues: Iterable[str], *, otherwise: bool) -> frozenset[str]:
-    """Which of our queues are quorum queues; `otherwise` is the answer where the broker does not say."""
-    return _quorum(_types(connection, queues), otherwise=otherwise)
+def quorum_queues(
+    connection: Connection, queues: Iterable[str], *, otherwise: bool, untold: bool | None = None
+) -> frozenset[str]:
+    """Which of these are quorum queues; `otherwise` is the answer where the broker does not say.
+
+    `untold`, if it is another one, is that for queues that are there and may be used, but have too long a name.
+    """
+    return _quorum(_types(connection, queues), otherwise, otherwise if untold is None else untold)
 
 
-def quorum_sources(connection: Connection, queues: Iterable[str], *, otherwise: bool) -> frozenset[str]:
+def quorum_sources(
+    connection: Connection, queues: Iterable[str], *, otherwise: bool, untold: bool | None = None
+) -> frozenset[str]:
     """As `quorum_queues`, of queues that somebody has named; SettingsError if one is a stream.
 
     A get from a stream ends the connection, and with it what is taken from every other queue.
@@ -169,15 +177,16 @@ def quorum_sources(connection: Connection, queues: Iterable[str], *, otherwise: 
             *(f"'{queue}' is a stream, and from a stream no message can be taken away" for queue in streams),
             "nothing was looked at or moved; leave streams out of the queues that are named",
         )
-    return _quorum(types, otherwise=otherwise)
+    return _quorum(types, otherwise, otherwise if untold is None else untold)
 
 
-def _quorum(types: Mapping[str, str | None], *, otherwise: bool) -> frozenset[str]:
-    return frozenset(queue for queue, kind in types.items() if (otherwise if kind is None else kind == "quorum"))
+def _quorum(types: Mapping[str, str | None], otherwise: bool, untold: bool) -> frozenset[str]:
+    answers = {None: otherwise, _UNTOLD: untold}
+    return frozenset(queue for queue, kind in types.items() if answers.get(kind, kind == "quorum"))
 
 
 def _types(connection: Connection, queues: Iterable[str]) -> dict[str, str | None]:
-    """The type of each queue, None if the broker does not say: of a long name the text is cut before it.
+    """The type of each queue; None if it is refused to us or not there, _UNTOLD if the text was cut before the type.
 
     No method asks for it, but the refusal of a consumer that only a stream can serve names it; declaring the queue as
     another type would say the same only if no other argument differed.
@@ -192,12 +201,19 @@ def _types(connection: Connection, queues: Iterable[str]) -> dict[str, str | Non
                 )
             found[queue] = "stream"
         except ChannelRefused as refused:
-            told = _TYPE.search(refused.text)
-            is_elsewhere = _STREAM_ELSEWHERE.fullmatch(refused.text) is not None
-            found[queue] = "stream" if is_elsewhere else None if told is None else told["type"]
+            found[queue] = _type_of(refused)
         except NoAnswer:
-            found[queue] = None
+            found[queue] = _UNTOLD
     return found
+
+
+def _type_of(refused: ChannelRefused) -> str | None:
+    told = _TYPE.search(refused.text)
+    if told is not None:
+        return told["type"]
+    if _STREAM_ELSEWHERE.fullmatch(refused.text) is not None:
+        return "stream"
+    return _UNTOLD if refused.code == _PRECONDITION else None
 
 
 def _ignore(*_: object) -> None:

@@ -26,6 +26,9 @@ _log = logs.get(__name__)
 PREFETCH: Final = 512
 _ROUND: Final = 32
 """Prefetches in one round; where memory allowed only a small one, the next round asks again."""
+_APPLIED_AT_ONCE: Final = 16
+"""Acknowledgements one by one that a channel of a quorum queue hands on whatever comes next; it keeps back what is more
+than 32, and forgets that when it is closed."""
 _RESERVE: Final = 2
 """Messages that a round's consumer leaves: one for a probe, one for the get at its end."""
 
@@ -184,6 +187,23 @@ class Consume(Receiving):
         if self._state == "ready":
             self._state = "finished"
 
+    def release(self) -> None:
+        """As of any channel; but what was settled after the last round's get wants one of its own.
+
+        It may bring a message too many. That one goes back, which counts as a delivery; without it all those that the
+        channel has put aside would come back, and be there twice.
+        """
+        late = len(self._singles) + len(self._ahead)
+        if self.lost is not None or self._closing or late <= _APPLIED_AT_ONCE:
+            super().release()
+            return
+        self._closing = True
+        self.acknowledge_each()
+        self._acknowledge(self._due)
+        self._state = "ending"
+        self._wire.put(frames.get(self._number, self.queue))
+        self._wire.flush()
+
     def flush(self) -> None:
         if self._state != "consuming" or self._stopping:
             return
@@ -258,6 +278,12 @@ class Consume(Receiving):
         self._wire.put(frames.get(self._number, self.queue))
 
     def _method(self, method: int, buffer: bytes, position: int) -> bool:
+        if self._state == "ending":
+            if method == frames.GET_OK:
+                self._begin(buffer, position)
+            if method in {frames.GET_OK, frames.GET_EMPTY}:
+                self._put_back()
+                return True
         if method == frames.DELIVER:
             self._delivered += 1
             self._last_change = time.monotonic()

@@ -94,7 +94,7 @@ class _Rounds(Consume):
         self._held.append(tag)
 
     def release(self) -> None:
-        if self.lost is None and not self._closing:
+        if self._held and self.lost is None and not self._closing:
             self._acknowledge(self._due)
             held = sorted(self._held)
             # A leader that is too busy to answer is told of as a depth of 0.

@@ -104,6 +104,9 @@ class Receiving:
         self._closing = True
         self.acknowledge_each()
         self._acknowledge(self._due)
+        self._put_back()
+
+    def _put_back(self) -> None:
         self._wire.put(frames.requeue_all(self._number))
         self._wire.flush()
         if self._channel.is_open:

@@ -53,7 +53,7 @@ def check(settings: Settings, occasion: Occasion) -> Report:
     connection = connect(access_to(settings, "dlqbatch check", bounds))
     try:
         # Where AMQP does not tell: to take a quorum queue for classic would cost its messages their deliveries.
-        maybe = declare.quorum_sources(connection, queues, otherwise=True)
+        maybe = declare.quorum_sources(connection, queues, otherwise=False, untold=True)
         quorum = frozenset(queue for queue in maybe if not is_classic(queue, api))
         costs = {queue: why for queue in sorted(quorum) if (why := why_looking_costs(connection, queue, api))}
         if costs and not settings.allow_delivery_cost:

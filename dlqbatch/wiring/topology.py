@@ -136,7 +136,7 @@ def delete(
         if dry_run or any(one.why for one in foreseen):
             return foreseen
         names = [queue.name for queue in doomed.queues]
-        quorum = declare.quorum_queues(connection, names, otherwise=True)
+        quorum = declare.quorum_queues(connection, names, otherwise=False, untold=True)
         done = remove(connection, foreseen, quorum, with_messages=with_messages)
         ways_back = return_exchanges(connection, names, reader)
         return done + remove(connection, ways_back, frozenset(), with_messages=False)
@@ -181,7 +181,7 @@ def _change(
     topology = whole(concerned, unlimited_deliveries=limits_deliveries(connection))
     direct = {queue for kind in concerned if isinstance(kind, PerQueue) for queue in kind.delay_queues}
     there = [each for name in names for each in declare.existing(connection, [name, relay_of(name)])]
-    quorum = declare.quorum_queues(connection, there, otherwise=True)
+    quorum = declare.quorum_queues(connection, there, otherwise=False, untold=True)
     wanted = []
     for queue in topology.queues:
         if queue.name not in names:

@@ -132,7 +132,8 @@ def test_a_connection_that_the_broker_closes_ends_the_check_with_a_reason(
         named = [
             one["name"]
             for one in management.get("connections")
-            if one.get("client_properties", {}).get("connection_name") == "dlqbatch check"
+            if one["vhost"] == management.vhost
+            and one.get("client_properties", {}).get("connection_name") == "dlqbatch check"
         ]
         for name in named:
             management.delete(f"connections/{name.replace(' ', '%20').replace('>', '%3E')}")

@@ -12,6 +12,7 @@ import pytest
 from broker_side import SINK, Side, body_of, connected, keep, move, publish, transfer
 
 from dlqbatch.broker.fetch import PREFETCH, Consume
+from dlqbatch.broker.receiving import Spare
 from dlqbatch.broker.transfer import Take
 from dlqbatch.message.delivery import Route
 
@@ -342,3 +343,30 @@ def test_large_bodies_are_few_in_memory_at_once(
     assert side.depth(SOURCE) == len(small) + 8 - moved
     assert moved == len(small) + 8
     assert grown <= 5 * size + 32 * 1024 * 1024
+
+
+@pytest.mark.usefixtures("on_every_broker")
+@pytest.mark.parametrize("depth", [400, 500])
+def test_what_is_settled_late_is_gone_all_the_same(broker_url: str, depth: int) -> None:
+    """As confirms on a busy broker come late: each acknowledgement is one by itself then, and the channel closes."""
+    side = Side(broker_url)
+    side.queue(SOURCE, "quorum")
+    side.fill(SOURCE, numbered(depth))
+    with connected(broker_url) as connection:
+        taken: list[Delivery] = []
+        fetch = Consume(connection, SOURCE, 400, taken.append, Spare())
+        deadline = time.monotonic() + 30
+        while not fetch.is_finished:
+            assert time.monotonic() < deadline
+            fetch.flush()
+            fetch.ask(512)
+            connection.wire.flush()
+            connection.step()
+        assert len(taken) == 400
+        for delivery in reversed(taken):
+            fetch.settle(delivery.tag)
+        fetch.release()
+        connection.wait(lambda: fetch.is_closed, "channel.close")
+    # The one that the last get may have brought went back, and need not be in its place.
+    assert sorted(message.body for message in side.empty(SOURCE)) == numbered(depth)[400:]
+    side.close()
