@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +33,9 @@ _declared: dict[_Known, frozenset[str]] = {}
 
 _NOT_KEPT: Final[_Known] = ("", ())
 """Of a run that declared nothing, because somebody was changing what is there."""
+
+_TIERS_LOOKED_FOR: Final = 20
+"""Behind the last one, as long as there is one more."""
 
 LOOKING_COSTS: Final = ("on a quorum queue this look cost each message one delivery of its delivery limit",)
 
@@ -150,9 +152,11 @@ def _with_a_home(connection: Connection, drained: tuple[Drained, ...]) -> tuple[
 def _left_behind(connection: Connection, drained: tuple[Drained, ...]) -> tuple[str, ...]:
     """A ladder that once had more tiers: nobody takes what is still in them."""
     found: dict[str, int] = {}
-    for kind in drained:
-        beyond = itertools.count(1)
-        while isinstance(kind, Ladder) and (there := declare.existing(connection, kind.tier_beyond(next(beyond)))):
+    for kind in [each for each in drained if isinstance(each, Ladder)]:
+        for beyond in range(1, _TIERS_LOOKED_FOR + 1):
+            there = declare.existing(connection, kind.tier_beyond(beyond))
+            if not there:
+                break
             found |= there
     return tuple(
         f"'{queue}' holds {depth} message(s) and is no part of the ladder now: set tier_ttls back until it is empty"
