@@ -204,6 +204,11 @@ class _Side:
                 self._target.sendall(self._buffer)
             with contextlib.suppress(OSError):
                 self._target.shutdown(socket.SHUT_WR)
+        # To a program that is gone nothing can be sent; but what the broker says must be read, for to close its socket
+        # with something unread would be a reset, and cost the acknowledgements that it has not read.
+        with contextlib.suppress(OSError):
+            while self._source.recv(link.read_size):
+                pass
 
     def _forward(self) -> None:
         """Every whole frame that is there."""
