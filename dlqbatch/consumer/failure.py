@@ -20,7 +20,7 @@ def failure_of(handler: Callable[[bytes, Context], object], body: bytes, context
         made = handler(body, context)
         if isinstance(made, (Awaitable, Generator, AsyncGenerator)):
             # Wrapped in something that is no coroutine itself: nothing of it has run.
-            raise TypeError(f"the handler returned {type(made).__name__}, which nobody waits for")  # noqa: TRY301
+            raise TypeError(f"the handler returned {type(made).__name__}, which nobody waits for")  # noqa: TRY301  (told of as any other failure)
     except BaseException as error:  # noqa: BLE001  (a handler that calls sys.exit() has failed like any other)
         return told(error)
     return None

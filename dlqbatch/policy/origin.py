@@ -105,8 +105,6 @@ def find_origin(envelope: Envelope, headers: Headers, recorded: Origin | None, t
     return Unknown()
 
 
-# The same few places come thousands of times in a run.
-@lru_cache(maxsize=4096)
 def is_addressable(origin: Origin) -> bool:
     """The broker could hold such names; a forged one would end the run when it is asked for."""
     queue, exchange, key = origin.queue or "", origin.exchange or "", origin.key
@@ -116,6 +114,9 @@ def is_addressable(origin: Origin) -> bool:
     # Asked for one of these, the broker's own process ends, and with it the connection.
     if (queue or exchange or key).startswith(_REPLY_QUEUE):
         return False
+    if queue.isascii() and exchange.isascii() and key.isascii():
+        # As nearly all are: a character is a byte.
+        return len(queue) <= LONGEST_NAME and len(exchange) <= LONGEST_NAME and len(key) <= LONGEST_NAME
     return _is_name(queue) and _is_name(exchange) and len(to_bytes(key)) <= LONGEST_NAME
 
 
