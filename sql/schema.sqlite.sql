@@ -312,4 +312,16 @@ CREATE INDEX dlq_messages_unproven ON dlq_messages (substr(identity, 1, 24), ful
 
 UPDATE dlqbatch_version SET version_num='0003' WHERE dlqbatch_version.version_num = '0002';
 
+-- Running upgrade 0003 -> 0004
+
+DROP INDEX dlq_messages_leases;
+
+CREATE INDEX dlq_messages_leases ON dlq_messages (lease_until) WHERE status = 'processing' AND lease_until IS NOT NULL AND plan_id IS NULL;
+
+DROP INDEX dlq_messages_by_plan;
+
+CREATE INDEX dlq_messages_by_plan ON dlq_messages (plan_id, status, id) WHERE plan_id IS NOT NULL;
+
+UPDATE dlqbatch_version SET version_num='0004' WHERE dlqbatch_version.version_num = '0003';
+
 COMMIT;

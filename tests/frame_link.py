@@ -38,6 +38,8 @@ _NAMES = {
     (DOWN, 60, 50): "return",
 }
 """What a frame is called; a message is one frame with its header and its body."""
+_ANSWERS = frozenset({(DOWN, 60, 71), (DOWN, 60, 72)})
+"""Of gets: one each."""
 _CONTENT = frozenset({"publish", "delivery", "return"})
 _METHOD, _HEADER = 1, 2
 _RESET = struct.pack("ii", 1, 0)
@@ -74,6 +76,10 @@ class FrameLink:
         """Delivery tags, by connection and channel, that have passed to the program and were not settled."""
         self.acked = 0
         self._delivered: Counter[tuple[int, int]] = Counter()
+        self._gets: Counter[tuple[int, int]] = Counter()
+        self._answered: Counter[tuple[int, int]] = Counter()
+        self._acks: list[tuple[tuple[int, int], int, int]] = []
+        """Of each acknowledgement: its channel, how many gets came before it there, and how many messages it is for."""
         self.seconds_per_read = 0.0
         """A slow network: so long after each read of at most `read_size` bytes."""
         self.read_size = 65_536
@@ -87,8 +93,18 @@ class FrameLink:
 
     @property
     def under_way(self) -> int:
-        """Messages published by the program whose acknowledgement has not passed."""
-        return self.passed["publish"] - self.acked
+        """Messages published by the program whose acknowledgement the broker is not known to have handled.
+
+        What a channel has been sent and has not come to is dropped with its connection, however long ago the broker
+        read it (its end goes before all else: gen_server2's priority). Only an answer proves that a channel has come
+        as far as to what was asked.
+        """
+        return self.passed["publish"] - self.handled
+
+    @property
+    def handled(self) -> int:
+        """Messages acknowledged before a get, on the same channel, that was answered."""
+        return sum(number for channel, gets, number in self._acks if gets < self._answered[channel])
 
     @property
     def held(self) -> int:
@@ -267,9 +283,12 @@ class _Side:
     def _name_of(self, kind: int, channel: int, buffer: bytes, at: int) -> str | None:
         if kind != _METHOD:
             return None
-        name = _NAMES.get((self._side, *struct.unpack_from(">HH", buffer, at)))
+        method = (self._side, *struct.unpack_from(">HH", buffer, at))
+        name = _NAMES.get(method)
         if name is not None:
             self._begun[name] += 1
+        if method in _ANSWERS:
+            self._link._answered[self._connection, channel] += 1
         if name in _CONTENT:
             self._open[channel] = (name, -1)
         return name
@@ -290,7 +309,9 @@ class _Side:
 
     def _count(self, name: str, channel: int, buffer: bytes, at: int) -> None:
         link, key = self._link, (self._connection, channel)
-        if name == "delivery":
+        if name == "get":
+            link._gets[key] += 1
+        elif name == "delivery":
             # Tags count from one, in the order of the deliveries.
             link._delivered[key] += 1
             link.unsettled.setdefault(key, set()).add(link._delivered[key])
@@ -302,6 +323,7 @@ class _Side:
             tags -= settled
             if name == "ack":
                 link.acked += len(settled)
+                link._acks.append((key, link._gets[key], len(settled)))
         link.passed[name] += 1
 
 

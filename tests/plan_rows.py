@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dead_rows import NOW, row
 from dead_rows import add as arrive
-from sqlalchemy import select
+from sqlalchemy import insert, select, update
 
 from dlqbatch.deadstore import plan_states, states
 from dlqbatch.deadstore.engine import reading, writing
+from dlqbatch.deadstore.observe import Observations
 from dlqbatch.deadstore.plan_items import PlanItems
 from dlqbatch.deadstore.plans import Plans, Wanted
-from dlqbatch.deadstore.tables import MESSAGES, PLAN_ITEMS
+from dlqbatch.deadstore.tables import MESSAGES, PLAN_ITEMS, PLANS
 from dlqbatch.policy.lifecycle import Status
 
 if TYPE_CHECKING:
@@ -66,10 +68,26 @@ def applying(
     )
 
 
+def reserve(engine: Engine, *row_ids: int, state: str = "applying") -> int:
+    """Rows of a plan in this state, which somebody else applies."""
+    plan = {"hash": secrets.token_hex(8), "state": state, "state_since": NOW, "created_at": NOW, "actor": "ann"}
+    told = {"reason": "why", "filters": {}, "size": len(row_ids), "risks": []}
+    with writing(engine) as connection:
+        plan_id = connection.execute(insert(PLANS).values(plan | told).returning(PLANS.c.id)).scalar_one()
+        connection.execute(update(MESSAGES).where(MESSAGES.c.id.in_(row_ids)).values(plan_id=plan_id))
+    return int(plan_id)
+
+
 def send(items: PlanItems, number: int = 100, ceiling: int | None = None, now: datetime = LATER) -> list[int]:
     numbers = items.take(number, ceiling, now).numbers
     items.sent(numbers, now)
     return list(numbers)
+
+
+def rest(engine: Engine, *row_ids: int) -> None:
+    """What was sent is under observation no longer."""
+    done = Observations(engine).leave_to_person(dict.fromkeys(row_ids, (1, "nobody can tell")), LATER)
+    assert done == set(row_ids)
 
 
 def items_of(engine: Engine, frozen: Frozen) -> list[tuple[int, str]]:

@@ -8,7 +8,7 @@ import rawamqp
 from dead_rows import NOW, row
 from sqlalchemy import func, select, update
 
-from dlqbatch.deadstore import states
+from dlqbatch.deadstore import attempts, states
 from dlqbatch.deadstore.engine import writing
 from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES
 from dlqbatch.policy.lifecycle import Status
@@ -78,7 +78,7 @@ def come_back(engine: Engine, number: int, at: datetime, *, failed: bool) -> Non
 def end_leases(engine: Engine, now: datetime) -> int:
     """As if the time had passed; says how many rows were held."""
     with writing(engine) as connection:
-        held = (MESSAGES.c.status == "processing", MESSAGES.c.lease_until.is_not(None))
+        held = (MESSAGES.c.status == "processing", MESSAGES.c.lease_until.is_not(None), ~attempts.IS_SENT)
         number = connection.scalar(select(func.count()).select_from(MESSAGES).where(*held))
         connection.execute(update(MESSAGES).where(*held).values(lease_until=now))
     return int(number or 0)

@@ -123,7 +123,9 @@ class Wire(SelectConnection):
         if not isinstance(transport._sock, SSLSocket):  # noqa: SLF001  (pika shows it nowhere)
             self._socket = transport._sock  # noqa: SLF001  (the same)
         transport._MAX_RECV_BYTES = _READ_SIZE  # noqa: SLF001  (pika offers no way to set it)
-        transport._MAX_CONSUME_BYTES = _READ_SIZE  # noqa: SLF001  (pika offers no way to set it)
+        # One read, and the run looks up: where a database works after each, the next confirms are there before it is
+        # done, and no signal and no bound on time would be seen until all is sent.
+        transport._MAX_CONSUME_BYTES = 1  # noqa: SLF001  (the same)
         super()._proto_connection_made(transport)
 
     def _on_data_available(self, data_in: bytes) -> None:

@@ -42,6 +42,8 @@ class Shown(Protocol):
     @property
     def record(self) -> Any: ...
     @property
+    def attempts(self) -> Sequence[Any]: ...
+    @property
     def story(self) -> Sequence[Step]: ...
     @property
     def readable(self) -> Any: ...
@@ -54,7 +56,8 @@ def message(found: Shown, first: Mapping[str, object] | None = None, *, full: bo
     """The whole of it; `first` stands before what the record says."""
     record, readable = found.record, found.readable
     yield f"Message {record.id}"
-    yield from facts({**(first or {}), **_known(record)}, full=full)
+    is_sent = any(each.sent_at is not None and each.closed_at is None for each in found.attempts)
+    yield from facts({**(first or {}), **_known(record, is_sent=is_sent)}, full=full)
     yield from ("", "Timeline (UTC)")
     yield from ("  " + line for line in timeline(found.story))
     if record.error_stack:
@@ -70,11 +73,11 @@ def message(found: Shown, first: Mapping[str, object] | None = None, *, full: bo
     yield from text(found.body_lines(), full=full)
 
 
-def _known(record: Any) -> dict[str, object]:
+def _known(record: Any, *, is_sent: bool) -> dict[str, object]:
     return {
         "status": f"{record.status} since {time(record.status_since)} UTC",
         "held by": record.lock_owner,
-        "lease until": time(record.lease_until),
+        "lease until": "" if is_sent else time(record.lease_until),
         "next retry": time(record.next_retry_at),
         "strategy": record.strategy,
         "identity": record.identity,

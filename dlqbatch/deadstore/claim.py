@@ -12,6 +12,7 @@ from dlqbatch.deadstore.attempts import IS_SENT, LEASE, abandon_unsent
 from dlqbatch.deadstore.breakers import place
 from dlqbatch.deadstore.engine import writing
 from dlqbatch.deadstore.given import among
+from dlqbatch.deadstore.plan_status import begun
 from dlqbatch.deadstore.states import RowMove
 from dlqbatch.deadstore.tables import ATTEMPTS, HAS_LEASE, IS_DUE, MESSAGES, WAITS_FOR_ITS_TIME
 from dlqbatch.policy.classify import LOOKED_AT
@@ -97,14 +98,15 @@ def take_over(
     just ends: that row is under observation.
     """
     with writing(engine) as connection:
-        expired = (
-            select(MESSAGES.c.id)
-            .where(text(HAS_LEASE), MESSAGES.c.lease_until < now, MESSAGES.c.plan_id.is_not_distinct_from(plan_id))
-            .order_by(MESSAGES.c.lease_until)
-            .limit(limit)
-            .with_for_update(skip_locked=True)
-        )
-        ids = connection.scalars(expired).all()
+        is_over = MESSAGES.c.lease_until < now
+        expired = select(MESSAGES.c.id).where(text(HAS_LEASE), is_over)
+        if plan_id is not None:
+            # By its items: what it has sent keeps its lease, which counts for nothing.
+            is_its = among(connection, MESSAGES.c.id, begun(connection, plan_id))
+            held = (MESSAGES.c.plan_id == plan_id, MESSAGES.c.status == Status.PROCESSING)
+            expired = select(MESSAGES.c.id).where(is_its, *held, is_over)
+        expired = expired.order_by(MESSAGES.c.lease_until).limit(limit)
+        ids = connection.scalars(expired.with_for_update(skip_locked=True)).all()
         if not ids:
             return []
         mine = among(connection, MESSAGES.c.id, ids)

@@ -13,6 +13,7 @@ from dlqbatch.deadstore.asking import LARGEST_ID
 from dlqbatch.deadstore.clock import StoreClock
 from dlqbatch.deadstore.edits import EDIT_OF, EDITED
 from dlqbatch.deadstore.engine import reading, writing
+from dlqbatch.deadstore.reservation import holder
 from dlqbatch.deadstore.review import NoSuchMessage, carry_out, check_person
 from dlqbatch.deadstore.tables import MESSAGES
 from dlqbatch.errors import DlqbatchError
@@ -195,9 +196,9 @@ def _editable(connection: Connection, row_id: int, *, lock: bool, force: bool) -
             "it is resolved: it was handled already, and what is sent in its place would be handled once more; "
             "--force edits it all the same",
         )
-    if row.plan_id is not None:
+    if (name := holder(connection, row.plan_id)) is not None:
         raise NotEditable(
             row_id,
-            f"replay plan {row.plan_id} has reserved it and would skip it; edit it when the plan is done or aborted",
+            f"replay plan {name} has reserved it and would skip it; edit it when the plan is done or aborted",
         )
     return row

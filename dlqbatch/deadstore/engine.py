@@ -183,6 +183,7 @@ def _ours(url: URL, error: BaseException, statement: str, *, for_policy: bool) -
     return (DatabaseRefused if refuses_login(error) else DatabaseUnreadable)(where(url), text)
 
 
+_CHANGED: Final = re.compile(r"(?:INSERT INTO|UPDATE|DELETE FROM) (?P<name>\S+)")
 _DENIED: Final = re.compile(r"permission denied for (?P<kind>table|relation|schema) (?P<name>\S+)")
 
 
@@ -195,8 +196,10 @@ def _right(url: URL, text: str, statement: str) -> str:
     if denied["kind"] == "schema":
         return f"; `GRANT USAGE, CREATE ON SCHEMA {name} TO {user}` gives the right"
     said = statement.lstrip().upper()
-    # A lock, shared or not, takes the right to update.
-    only_reads = said.startswith("SELECT") and " FOR UPDATE" not in said and " FOR SHARE" not in said
+    # A lock, shared or not, takes the right to update; a table that a change only looks at need not be writable.
+    changed = _CHANGED.match(said)
+    locks = " FOR UPDATE" in said or " FOR SHARE" in said
+    only_reads = changed["name"] != name.upper() if changed else said.startswith("SELECT") and not locks
     if only_reads and name == EVENT_TABLE:
         return f"; for the policy, `GRANT SELECT ON {name} TO {user}` is enough"
     rights = "SELECT" if only_reads else "SELECT, INSERT, UPDATE, DELETE"

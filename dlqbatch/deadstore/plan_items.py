@@ -4,8 +4,8 @@ Locks are taken in one order: the plan, then messages by id, then attempts, then
 down before its publish and the attempt is marked sent before the item is; so whatever comes in between, what the broker
 confirmed is found to be sent.
 
-A row is written as seldom as can be, for each time all its indexes are: when it is reserved, taken, and let go. Its
-lease counts for nothing once its attempt is sent; it ends with the plan, with the run, or before its time is over.
+A row is written as seldom as can be, for each time all its indexes are: when it is reserved, and when it is taken. Its
+lease counts for nothing once its attempt is sent; lease and reservation go when it comes to rest.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from sqlalchemy import select, text, update
 from dlqbatch.deadstore import attempts, breakers, claim, states
 from dlqbatch.deadstore.engine import keeping, reading, writing
 from dlqbatch.deadstore.given import among
-from dlqbatch.deadstore.plan_rows import as_they_are, is_held, known_as_sent, waiting, why_not
+from dlqbatch.deadstore.plan_rows import as_they_are, is_held, mark_known, skip, these, waiting, why_not
 from dlqbatch.deadstore.plan_status import held_rows, outcomes_of
-from dlqbatch.deadstore.reservation import AT_ONCE, end_leases
 from dlqbatch.deadstore.states import RowMove
 from dlqbatch.deadstore.tables import ATTEMPTS, IS_OPEN, MESSAGES, PLAN_ITEMS, PLANS
 from dlqbatch.policy.lifecycle import Status
@@ -36,9 +35,11 @@ if TYPE_CHECKING:
 
     from dlqbatch.deadstore.attempts import Outgoing
     from dlqbatch.deadstore.engine import Kept
-    from dlqbatch.deadstore.plan_rows import Rows
+    from dlqbatch.deadstore.plan_rows import Items, Rows
     from dlqbatch.policy.replay import Outcomes
 
+_AT_ONCE: Final = 1_000
+"""Rows of one transaction."""
 _M: Final = MESSAGES.c
 _I: Final = PLAN_ITEMS.c
 _P: Final = PLANS.c
@@ -60,7 +61,10 @@ class Taken:
 
 
 class PlanItems:
-    """One apply of one plan; it remembers which rows it holds, and how far it has looked."""
+    """One apply of one plan; it remembers which rows it holds, and how far it has looked.
+
+    One thread may reserve and one may take, while another sends what was taken: each has a connection of its own.
+    """
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class PlanItems:
     ) -> None:
         self._engine = engine
         self._store: Engine | Kept = engine
+        self._taking: Engine | Kept = engine
         self._plan_id = plan_id
         self._actor = actor
         self._worker = worker
@@ -94,47 +99,52 @@ class PlanItems:
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Inside, all calls share a connection; not for longer than one is sure to survive doing nothing."""
-        with keeping(self._engine) as kept:
-            self._store = kept
+        """Inside, connections are kept; not for longer than one is sure to survive doing nothing."""
+        with keeping(self._engine) as kept, keeping(self._engine) as taking:
+            self._store, self._taking = kept, taking
             try:
                 yield
             finally:
-                self._store = self._engine
+                self._store = self._taking = self._engine
 
     def reserve(self) -> dict[str, int]:
         """The lifecycle leaves the plan's rows alone from now on; what changed since the plan is skipped, by why."""
-        end_leases(self._store, self._plan_id)
         skipped: Counter[str] = Counter()
         place = 0
-        while True:
-            with writing(self._store) as connection:
-                items = self._waiting(connection, place, AT_ONCE)
-                if not items:
-                    return dict(skipped)
-                rows = as_they_are(connection, [item.message_id for item in items], locked=True)
-                confirmed = self._mark_items(
-                    connection, [item.message_id for item in items if item.attempt is not None]
-                )
-                why_not = {
-                    item.message_id: why
-                    for item in items
-                    if item.message_id not in confirmed and (why := self._why_not(item, rows))
-                }
-                free = {row_id for row_id, row in rows.items() if row.plan_id is None}
-                mine = free - why_not.keys() - confirmed
-                connection.execute(update(MESSAGES).where(among(connection, _M.id, mine)).values(plan_id=self._plan_id))
-                self._skip(connection, why_not)
+        with keeping(self._engine) as store:
+            while (reserved := self._reserve_after(store, place)) is not None:
+                place, why_not = reserved
                 skipped.update(why_not.values())
-                place = items[-1].place
-                self._places.clear()
+        return dict(skipped)
+
+    def _reserve_after(self, store: Kept, place: int) -> tuple[int, Mapping[int, str]] | None:
+        """The last place of these, and why some are skipped."""
+        with writing(store) as connection:
+            # Locked: what is taken meanwhile would be found as changed since the plan.
+            state = connection.scalar(select(_P.state).where(_P.id == self._plan_id).with_for_update())
+            items = waiting(connection, self._plan_id, place, _AT_ONCE)
+            if state != "applying" or not items:
+                return None
+            places = {item.message_id: item.place for item in items}
+            rows = as_they_are(connection, list(places), locked=True)
+            confirmed = mark_known(connection, self._plan_id, places, items)
+            why_not = {
+                item.message_id: why
+                for item in items
+                if item.message_id not in confirmed and (why := self._why_not(item, rows))
+            }
+            free = {row_id for row_id, row in rows.items() if row.plan_id is None}
+            mine = free - why_not.keys() - confirmed
+            connection.execute(update(MESSAGES).where(among(connection, _M.id, mine)).values(plan_id=self._plan_id))
+            skip(connection, self._plan_id, places, why_not)
+        return items[-1].place, why_not
 
     def take(self, limit: int, ceiling: int | None, now: datetime) -> Taken:
         """At most so many more rows, with a lease; `ceiling` bounds how many of the plan may be out in total.
 
         When nothing waits any more, what an apply that was cut has left behind.
         """
-        with writing(self._store) as connection:
+        with writing(self._taking) as connection:
             # Locked: of two applies at once only one may use up what a canary step allows.
             state = str(connection.scalar(select(_P.state).where(_P.id == self._plan_id).with_for_update()))
             if state != "applying":
@@ -149,21 +159,19 @@ class PlanItems:
         if items:
             self._place = items[-1].place
         elif left > 0 and (sizes := self._take_over(left, now)):
-            return Taken(state, sizes, self.begin(sizes, now))
+            return Taken(state, sizes, self._begin(self._taking, sizes, now))
         return taken
 
     def return_expired(self, now: datetime) -> None:
         """Give back what an apply that was cut has left behind, as soon as its leases are over."""
-        end_leases(self._store, self._plan_id)
-        while left_behind := self._take_over(AT_ONCE, now):
+        while left_behind := self._take_over(_AT_ONCE, now):
             self._back(dict.fromkeys(left_behind, "the apply was cut, and its plan is over"), now, {})
             self._forget(left_behind)
 
     def _take_over(self, limit: int, now: datetime) -> dict[int, int]:
         """Rows of an apply whose lease ran out, and the sizes of their bodies; their attempts go on."""
-        end_leases(self._store, self._plan_id, now)
         found = claim.take_over(
-            self._store, self._worker, now, limit, self._lease, plan_id=self._plan_id, actor=self._actor
+            self._taking, self._worker, now, limit, self._lease, plan_id=self._plan_id, actor=self._actor
         )
         self._tokens.update({row.row_id: row.token for row in found})
         self._origins.update({row.row_id: self._to_queue or row.origin for row in found})
@@ -173,18 +181,24 @@ class PlanItems:
         return {row.row_id: row.body_size for row in found}
 
     def _look_up_places(self, row_ids: Sequence[int]) -> None:
-        with reading(self._store) as connection:
+        with reading(self._taking) as connection:
             this = (_I.plan_id == self._plan_id, among(connection, _I.message_id, row_ids))
             for item in connection.execute(select(_I.message_id, _I.place).where(*this)):
                 self._places[item.message_id] = item.place
 
     def _take(self, connection: Connection, items: Sequence[Row[*tuple[Any, ...]]], now: datetime) -> Taken:
         rows = as_they_are(connection, [item.message_id for item in items], locked=True)
-        confirmed = self._mark_items(connection, [item.message_id for item in items if item.attempt is not None])
+        confirmed = mark_known(connection, self._plan_id, self._places, items)
         why_not: dict[int, str] = {}
         moves: list[RowMove] = []
         token = secrets.token_hex(16)
-        lock = {"lock_owner": self._worker, "lock_token": token, "locked_at": now, "lease_until": now + self._lease}
+        lock = {
+            "lock_owner": self._worker,
+            "lock_token": token,
+            "locked_at": now,
+            "lease_until": now + self._lease,
+            "plan_id": self._plan_id,
+        }
         for item in items:
             row = rows.get(item.message_id)
             if item.message_id in confirmed or (row is not None and is_held(row, self._plan_id)):
@@ -195,7 +209,7 @@ class PlanItems:
             else:
                 moves.append(RowMove(item.message_id, item.seen_status, Status.PROCESSING, None, self._reason, lock))
         states.move_locked(connection, moves, now, self._actor)
-        self._skip(connection, why_not)
+        skip(connection, self._plan_id, self._places, why_not)
         ids = [move.row_id for move in moves]
         numbers = attempts.begin_locked(connection, ids, dict.fromkeys(ids), self._worker, now)
         self._mark_begun(connection, numbers)
@@ -216,13 +230,15 @@ class PlanItems:
 
         Left out is what another apply has taken over meanwhile, or what is confirmed.
         """
+        return self._begin(self._store, row_ids, now)
+
+    def _begin(self, store: Engine | Kept, row_ids: Iterable[int], now: datetime) -> dict[int, int]:
         tokens = {row_id: self._tokens[row_id] for row_id in row_ids if row_id in self._tokens}
-        with writing(self._store) as connection:
+        with writing(store) as connection:
             numbers = attempts.begin(connection, tokens, dict.fromkeys(tokens), self._worker, now, self._lease)
             self._mark_begun(connection, numbers)
         for row_id in tokens.keys() - numbers.keys():
             del self._tokens[row_id]  # its confirm may still come, for its place in the plan
-        end_leases(self._store, self._plan_id, now + self._lease / 2)
         return numbers
 
     def outgoing(self, numbers: Mapping[int, int]) -> list[Outgoing]:
@@ -232,8 +248,8 @@ class PlanItems:
         """The broker has confirmed these attempts, by row id."""
         with writing(self._store) as connection:
             marked = [self._origins.get(row.message_id) for row in attempts.confirm(connection, numbers, now)]
-            for number, these in self._by_number(connection, numbers):
-                sent = (*these, _I.attempt == number, _I.state == "waiting")
+            for number, alike in self._by_number(connection, numbers):
+                sent = (*alike, _I.attempt == number, _I.state == "waiting")
                 connection.execute(update(PLAN_ITEMS).where(*sent).values(state="sent"))
             origins = (origin for origin in marked if origin is not None)
             breakers.count_sent(connection, origins, now, attempts.LIMITS)
@@ -250,7 +266,8 @@ class PlanItems:
         else:
             moved = self._back(row_ids, now, {"next_retry_at": None, "plan_id": None}, Status.MANUAL)
             with writing(self._store) as connection:
-                self._skip(connection, {row_id: why for row_id, why in row_ids.items() if row_id in moved})
+                why_not = {row_id: why for row_id, why in row_ids.items() if row_id in moved}
+                skip(connection, self._plan_id, self._places, why_not)
         self._forget(row_ids)
 
     def held(self) -> tuple[int, datetime | None]:
@@ -287,15 +304,8 @@ class PlanItems:
         self._places.update({item.message_id: item.place for item in found})
         return found
 
-    def _items(self, connection: Connection, row_ids: Collection[int]) -> tuple[ColumnElement[bool], ...]:
-        """The items of rows that this apply looks at.
-
-        Of a plan that was made just now PostgreSQL has no statistics, and by the ids of messages alone it would read
-        all items of the plan for each batch; their places lie close together.
-        """
-        places = [self._places[row_id] for row_id in row_ids] or [0]
-        near = _I.place.between(min(places), max(places))
-        return _I.plan_id == self._plan_id, near, among(connection, _I.message_id, row_ids)
+    def _items(self, connection: Connection, row_ids: Collection[int]) -> Items:
+        return these(self._plan_id, self._places, row_ids, connection)
 
     def _by_number(
         self, connection: Connection, numbers: Mapping[int, int]
@@ -313,36 +323,14 @@ class PlanItems:
     def _why_not(self, item: Row[*tuple[Any, ...]], rows: Rows) -> str:
         return why_not(item, rows.get(item.message_id), self._plan_id, self._to_queue)
 
-    def _skip(self, connection: Connection, why_not: Mapping[int, str]) -> None:
-        by_why: dict[str, list[int]] = {}
-        for row_id, why in why_not.items():
-            by_why.setdefault(why, []).append(row_id)
-        if why_not:
-            mine = (among(connection, _M.id, why_not), _M.plan_id == self._plan_id)
-            connection.execute(update(MESSAGES).where(*mine).values(plan_id=None))
-        for why, row_ids in by_why.items():
-            these = self._items(connection, row_ids)
-            connection.execute(update(PLAN_ITEMS).where(*these).values(state="skipped", reason=why))
-
     def _mark_begun(self, connection: Connection, numbers: Mapping[int, int]) -> None:
-        for number, these in self._by_number(connection, numbers):
+        for number, alike in self._by_number(connection, numbers):
             is_new = _I.attempt.is_distinct_from(number)
-            connection.execute(update(PLAN_ITEMS).where(*these, is_new).values(attempt=number))
+            connection.execute(update(PLAN_ITEMS).where(*alike, is_new).values(attempt=number))
 
     def _mark_confirmed_late(self, connection: Connection, row_ids: Collection[int]) -> None:
         """An attempt that was given up, and confirmed after that, is what the plan has sent of them."""
         if row_ids:
             number = select(ATTEMPTS.c.number).where(ATTEMPTS.c.message_id == _I.message_id, text(IS_OPEN))
-            these = update(PLAN_ITEMS).where(*self._items(connection, row_ids))
-            connection.execute(these.values(state="sent", attempt=number.scalar_subquery()))
-            connection.execute(update(MESSAGES).where(among(connection, _M.id, row_ids)).values(lease_until=None))
-
-    def _mark_items(self, connection: Connection, row_ids: Iterable[int]) -> set[int]:
-        """Items whose attempt the broker confirmed, or that came back, are sent; whatever the row is by now."""
-        some = list(row_ids)
-        if not some:
-            return set()
-        found = connection.scalars(known_as_sent(*self._items(connection, some))).all()
-        still_waiting = (*self._items(connection, found), _I.state == "waiting")
-        connection.execute(update(PLAN_ITEMS).where(*still_waiting).values(state="sent"))
-        return set(found)
+            late = update(PLAN_ITEMS).where(*self._items(connection, row_ids))
+            connection.execute(late.values(state="sent", attempt=number.scalar_subquery()))

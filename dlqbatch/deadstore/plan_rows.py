@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import and_, func, or_, select, update
 
 from dlqbatch.deadstore.engine import reading
 from dlqbatch.deadstore.given import among
@@ -15,7 +15,7 @@ from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS
 from dlqbatch.policy.lifecycle import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from datetime import datetime
 
     from sqlalchemy import ColumnElement, Connection, Engine, Row, Select
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dlqbatch.policy.replay import Outcomes
 
 Rows = dict[int, "Row[*tuple[Any, ...]]"]
+Items = tuple["ColumnElement[bool]", ...]
 
 _NO_ORIGIN: Final = "origin-unknown"
 _AT_ONCE: Final = 1_000
@@ -100,6 +101,42 @@ def known_as_sent(*these: ColumnElement[bool]) -> Select[Any]:
     this = and_(ATTEMPTS.c.message_id == _I.message_id, ATTEMPTS.c.number == _I.attempt)
     found = select(_I.message_id).select_from(PLAN_ITEMS.join(ATTEMPTS, this))
     return found.where(*these, or_(ATTEMPTS.c.sent_at.is_not(None), ATTEMPTS.c.outcome == "failed"))
+
+
+def these(plan_id: int, places: Mapping[int, int], row_ids: Collection[int], connection: Connection) -> Items:
+    """The items of these rows, whose places in the plan are known.
+
+    Of a plan that was made just now PostgreSQL has no statistics, and by the ids of messages alone it would read all
+    items of the plan for each batch; their places lie close together.
+    """
+    near = [places[row_id] for row_id in row_ids] or [0]
+    return _I.plan_id == plan_id, _I.place.between(min(near), max(near)), among(connection, _I.message_id, row_ids)
+
+
+def skip(connection: Connection, plan_id: int, places: Mapping[int, int], why_not: Mapping[int, str]) -> None:
+    """They go to nobody by this plan."""
+    by_why: dict[str, list[int]] = {}
+    for row_id, why in why_not.items():
+        by_why.setdefault(why, []).append(row_id)
+    if why_not:
+        mine = (among(connection, _M.id, why_not), _M.plan_id == plan_id)
+        connection.execute(update(MESSAGES).where(*mine).values(plan_id=None))
+    for why, row_ids in by_why.items():
+        skipped = update(PLAN_ITEMS).where(*these(plan_id, places, row_ids, connection))
+        connection.execute(skipped.values(state="skipped", reason=why))
+
+
+def mark_known(
+    connection: Connection, plan_id: int, places: Mapping[int, int], items: Sequence[Row[*tuple[Any, ...]]]
+) -> set[int]:
+    """Those whose attempt the broker confirmed, or that came back, are sent; whatever the row is by now."""
+    tried = [item.message_id for item in items if item.attempt is not None]
+    if not tried:
+        return set()
+    found = connection.scalars(known_as_sent(*these(plan_id, places, tried, connection))).all()
+    still_waiting = (*these(plan_id, places, found, connection), _I.state == "waiting")
+    connection.execute(update(PLAN_ITEMS).where(*still_waiting).values(state="sent"))
+    return set(found)
 
 
 def is_held(row: Row[*tuple[Any, ...]], plan_id: int) -> bool:

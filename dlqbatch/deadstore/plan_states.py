@@ -19,9 +19,10 @@ from dlqbatch.deadstore.plan_facts import origins_of
 from dlqbatch.deadstore.plan_items import PlanItems
 from dlqbatch.deadstore.plan_status import PlanStatus, status_of
 from dlqbatch.deadstore.plans import PlanRefused, find
-from dlqbatch.deadstore.reservation import end_leases, let_go
+from dlqbatch.deadstore.reservation import forgotten, let_go
 from dlqbatch.deadstore.tables import MESSAGES, PLAN_ITEMS, PLANS
 from dlqbatch.deadstore.text import time_text
+from dlqbatch.policy.lifecycle import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,15 +93,14 @@ def finish(engine: Engine, plan_id: int, now: datetime) -> PlanStatus:
         waits = connection.scalar(
             select(exists().where(PLAN_ITEMS.c.plan_id == plan_id, PLAN_ITEMS.c.state == "waiting"))
         )
-    if state == "aborted" or not waits:
-        let_go(engine, plan_id)
-    else:
-        end_leases(engine, plan_id)
     if state == "applying" and not waits:
         with writing(engine) as connection:
             found = connection.execute(select(PLANS).where(_P.id == plan_id).with_for_update()).one()
             if found.state == "applying":
                 _enter(connection, found, "done", now, found.progress or {})
+    if state == "aborted" or not waits:
+        # Only now: what comes to rest from here on is nobody's by itself.
+        let_go(engine, plan_id)
     with reading(engine) as connection:
         return status_of(connection, plan_id)
 
@@ -126,13 +126,18 @@ def abort(engine: Engine, name: str, *, actor: str, worker: str, lease: timedelt
         return status_of(connection, plan_id)
 
 
-def release_aborted(engine: Engine, *, actor: str, worker: str, lease: timedelta, now: datetime) -> None:
-    """Let go of what aborted plans still have, whoever was cut there; what an apply held, when its leases are over."""
+def release_over(engine: Engine, *, actor: str, worker: str, lease: timedelta, now: datetime) -> None:
+    """Let go of what plans that are over still have: whoever was cut there, or whatever came to rest as they ended.
+
+    What an apply of an aborted plan held goes back when its leases are over.
+    """
     with reading(engine) as connection:
-        has_rows = exists().where(MESSAGES.c.plan_id == _P.id)
-        found = connection.scalars(select(_P.id).where(_P.state == "aborted", has_rows)).all()
-    for plan_id in found:
+        # Held, or sent: to tell them apart here would be to look at all that are sent.
+        held = exists().where(MESSAGES.c.plan_id == _P.id, MESSAGES.c.status == Status.PROCESSING)
+        aborted = connection.scalars(select(_P.id).where(_P.state == "aborted", held)).all()
+    for plan_id in aborted:
         PlanItems(engine, plan_id, actor=actor, worker=worker, lease=lease, reason="abort").return_expired(now)
+    for plan_id in forgotten(engine):
         let_go(engine, plan_id)
 
 

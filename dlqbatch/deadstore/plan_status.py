@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import and_, func, select
 
 from dlqbatch.deadstore.as_json import as_json
+from dlqbatch.deadstore.given import among
 from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, PLANS
 from dlqbatch.policy.lifecycle import Status
 from dlqbatch.policy.replay import CANARY_STEPS, Outcomes
@@ -183,11 +184,20 @@ def outcomes_of(connection: Connection, plan_id: int, since: datetime | None = N
     return Outcomes(sum(found.values()), failed, found.get("succeeded", 0))
 
 
+def begun(connection: Connection, plan_id: int) -> Sequence[int]:
+    """Rows of the plan with an attempt that is not known to be sent: never more than a few applies hold.
+
+    Asked for by themselves: of a plan that has moved since PostgreSQL's last statistics it would join the rows that are
+    sent with the items that wait, one by one.
+    """
+    waiting = select(_I.message_id).where(_I.plan_id == plan_id, _I.state == "waiting", _I.attempt.is_not(None))
+    return connection.scalars(waiting).all()
+
+
 def held_rows(connection: Connection, plan_id: int, now: datetime | None = None) -> tuple[int, datetime | None]:
     """Rows that some apply holds unsent, and when the last lease ends; with a time those whose lease is not over."""
-    waiting = PLAN_ITEMS.join(MESSAGES, _M.id == _I.message_id)
-    held = select(func.count(), func.max(_M.lease_until)).select_from(waiting)
-    held = held.where(_I.plan_id == plan_id, _I.state == "waiting")
+    row_ids = begun(connection, plan_id)
+    held = select(func.count(), func.max(_M.lease_until)).where(among(connection, _M.id, row_ids))
     held = held.where(_M.plan_id == plan_id, _M.status == Status.PROCESSING, _M.lease_until.is_not(None))
     if now is not None:
         held = held.where(_M.lease_until >= now)

@@ -10,6 +10,7 @@ from sqlalchemy import delete, exists, func, insert, literal_column, select, tex
 from dlqbatch.deadstore import run_history, states
 from dlqbatch.deadstore.engine import reading, writing
 from dlqbatch.deadstore.plan_status import REPLAYED_AS
+from dlqbatch.deadstore.reservation import OVER
 from dlqbatch.deadstore.states import RowMove
 from dlqbatch.deadstore.tables import (
     ACK_UNPROVEN,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
 
 ACTOR: Final = "retain"
-_OVER: Final = ("aborted", "done")
 """Plans that hold no rows and never will."""
 _BYTES_READ_AT_ONCE: Final = 4 * 1024 * 1024
 _M: Final = MESSAGES.c
@@ -108,7 +108,7 @@ class Retention:
         """At most so many of each: plans and alerts that were over before that time, runs that began before theirs."""
         with writing(self._engine) as connection:
             plans = select(PLANS.c.id).where(
-                PLANS.c.state.in_(_OVER), PLANS.c.state_since < before, ~exists().where(_M.plan_id == PLANS.c.id)
+                PLANS.c.state.in_(OVER), PLANS.c.state_since < before, ~exists().where(_M.plan_id == PLANS.c.id)
             )
             # Its items first, a bounded number of them: a plan may have frozen a million.
             items = (PLAN_ITEMS.c.plan_id, PLAN_ITEMS.c.place)

@@ -77,7 +77,7 @@ class Preview:
 
     def due(self, limit: int, now: datetime) -> Sequence[Claimed]:
         """Expired leases first, then what is due, then what would become due."""
-        expired = (text(HAS_LEASE), _M.lease_until < now, _M.plan_id.is_(None), ~attempts.IS_SENT)
+        expired = (text(HAS_LEASE), _M.lease_until < now, ~attempts.IS_SENT)
         ways: tuple[tuple[tuple[ColumnElement[bool] | TextClause, ...], tuple[ColumnElement[Any], ...]], ...] = (
             (expired, (_M.lease_until,)),
             ((text(IS_DUE),), (_M.priority.desc(), _M.created_at, _M.id)),

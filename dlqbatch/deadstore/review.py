@@ -12,11 +12,13 @@ from sqlalchemy import select, update
 from dlqbatch.deadstore import asking, edits, messages, states
 from dlqbatch.deadstore.as_json import as_json
 from dlqbatch.deadstore.asking import LARGEST_ID, NotUnderstood
+from dlqbatch.deadstore.attempts import IS_SENT
 from dlqbatch.deadstore.clock import StoreClock
 from dlqbatch.deadstore.engine import Kept, keeping, reading, writing
 from dlqbatch.deadstore.messages import WAITING, Filters, Groups
+from dlqbatch.deadstore.reservation import holder
 from dlqbatch.deadstore.story import Step, story
-from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, PLANS, TRANSITIONS
+from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES, TRANSITIONS
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.message.readable import BodyForm, Readable, body_form, body_lines, readable
 from dlqbatch.policy.lifecycle import Status, path, path_of_discard
@@ -265,10 +267,9 @@ def _discard(kept: Kept, row_id: int, actor: str, reason: str, now: datetime, *,
         row = _row(connection, row_id, lock=not dry_run)
         if row is None:
             return _missing(row_id)
-        if row.lease_until is not None:
+        if row.lease_until is not None and not connection.scalar(select(IS_SENT).where(_M.id == row_id)):
             return Change(row_id, row.status, row.status, is_done=False, why=_held(row))
-        if row.plan_id is not None:
-            name = connection.scalar(select(PLANS.c.hash).where(PLANS.c.id == row.plan_id))
+        if (name := holder(connection, row.plan_id)) is not None:
             why = f"replay plan {name} has reserved it; `dlqbatch replay abort {name}` lets it go"
             return Change(row_id, row.status, row.status, is_done=False, why=why)
         moves = path_of_discard(row.status)
@@ -312,8 +313,8 @@ def replaced(connection: Connection, row_id: int) -> str:
 def _row(connection: Connection, row_id: int, *, lock: bool) -> Any:
     if not 0 < row_id <= LARGEST_ID:
         return None
-    columns = (_M.identity, _M.status, _M.lock_owner, _M.lock_token, _M.lease_until, _M.plan_id)
-    asked = select(*columns).where(_M.id == row_id)
+    held = (_M.lock_owner, _M.lock_token, _M.lease_until, _M.plan_id)
+    asked = select(_M.identity, _M.status, *held).where(_M.id == row_id)
     return connection.execute(asked.with_for_update() if lock else asked).one_or_none()
 
 
@@ -326,7 +327,7 @@ def carry_out(
     reason: str,
     token: str | None = None,
 ) -> None:
-    """The row is locked by this transaction, and has no lease: nobody else can come in between."""
+    """The row is locked by this transaction, and no worker has it: nobody else can come in between."""
     for step in moves:
         columns: dict[str, Any] = {"next_retry_at": None}
         lock = token

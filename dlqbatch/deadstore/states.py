@@ -10,6 +10,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from dlqbatch.deadstore.given import add, among, apart, given, listing
+from dlqbatch.deadstore.reservation import STILL_RESERVED
 from dlqbatch.deadstore.tables import MESSAGES, TRANSITIONS
 from dlqbatch.deadstore.text import key
 from dlqbatch.policy.lifecycle import Status, check
@@ -183,6 +184,8 @@ def _values(entry: RowMove, at: datetime, actor: str) -> dict[str, Any]:
         values["status_since"] = at
     if entry.to != Status.PROCESSING:
         values.update(_UNLOCKED)
+        if entry.from_ == Status.PROCESSING:
+            values["plan_id"] = STILL_RESERVED
     elif not entry.columns.get("lock_token"):
         raise ValueError("who takes a row brings a lock_token")
     return values | dict(entry.columns)

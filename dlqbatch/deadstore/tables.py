@@ -42,7 +42,8 @@ SEVERITIES: Final = ("warning", "critical")
 # Literals, word for word the condition of a partial index: with a parameter in it neither planner could use the index.
 IS_DUE: Final = "status = 'pending' AND is_due AND plan_id IS NULL"
 WAITS_FOR_ITS_TIME: Final = "status = 'pending' AND NOT is_due AND next_retry_at IS NOT NULL"
-HAS_LEASE: Final = "status = 'processing' AND lease_until IS NOT NULL"
+HAS_LEASE: Final = "status = 'processing' AND lease_until IS NOT NULL AND plan_id IS NULL"
+"""Of a lifecycle: what a replay plan has taken is found by the plan's items."""
 IS_OPEN: Final = "closed_at IS NULL"
 ACK_UNPROVEN: Final = "NOT ack_proven"
 TAKEN_BY: Final = "substr(identity, 1, 24)"
@@ -142,7 +143,7 @@ _partial("dlq_messages_unproven", text(TAKEN_BY), _M.full_digest, where=ACK_UNPR
 _partial("dlq_messages_due", _M.priority.desc(), _M.created_at, _M.id, where=IS_DUE)
 _partial("dlq_messages_waiting", _M.next_retry_at, where=WAITS_FOR_ITS_TIME)
 _partial("dlq_messages_leases", _M.lease_until, where=HAS_LEASE)
-_partial("dlq_messages_by_plan", _M.plan_id, _M.id, where="plan_id IS NOT NULL")
+_partial("dlq_messages_by_plan", _M.plan_id, _M.status, _M.id, where="plan_id IS NOT NULL")
 
 ATTEMPTS: Final = Table(
     "dlq_attempts",

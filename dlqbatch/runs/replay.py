@@ -15,6 +15,7 @@ from dlqbatch.runs.resend import SENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Executor, Future
     from contextlib import AbstractContextManager
     from datetime import datetime
 
@@ -115,6 +116,8 @@ class Replay:
 
     It takes who says that the end is asked for, and who is told how far it is.
     """
+    aside: Executor
+    """What the store does while messages are sent."""
     stopped: Callable[[], bool]
     progress: Callable[[int, int], None]
     size: int
@@ -132,8 +135,7 @@ class Replay:
 
     def _run(self, told: _Told) -> tuple[Report, State]:
         started = time.monotonic()
-        for why, number in self.plan.reserve().items():
-            told.results[SKIPPED, why] += number
+        told.reserving = self.aside.submit(self.plan.reserve)
         pace = Pace(self.manner.per_second)
         waits_until = started + self.manner.wait
         is_going = True
@@ -141,6 +143,8 @@ class Replay:
             verdict = how_far(
                 self.plan.outcomes(), canary=self.manner.canary, max_failure_rate=self.manner.max_failure_rate
             )
+            if not isinstance(verdict, Go):
+                told.reserved()
             match verdict:
                 case Stop():
                     told.why_stopped = verdict.why
@@ -160,6 +164,7 @@ class Replay:
     def _goes_on(self, go: Go, pace: Pace, told: _Told, waits_until: float) -> bool:
         """Send what may go now; say whether there may be more to do in this run."""
         tally = self._send(go.limit, pace, told)
+        told.reserved()
         if tally.lost is not None:
             told.warnings.append(f"the connection to the broker was lost: {tally.lost}")
         if tally.failure is not None:
@@ -186,7 +191,7 @@ class Replay:
             self.progress(before + taken, self.size)
 
         with self.connect(is_over, progress) as (sender, resend):
-            batches = Batches(self.items, resend, pace, self.manner, ceiling, self._is_too_much)
+            batches = Batches(self.items, resend, pace, self.manner, ceiling, self._is_too_much, self.aside)
             running.append(batches)
             try:
                 tally = sender.send(batches, resend.handle)
@@ -223,6 +228,14 @@ class _Told:
     is_stuck: bool = False
     """The broker confirmed nothing for too long."""
     why_stopped: str = ""
+    reserving: Future[Mapping[str, int]] | None = None
+
+    def reserved(self) -> None:
+        """Before this run pauses or ends, whatever waits in the plan is nobody else's."""
+        if self.reserving is not None:
+            for why, number in self.reserving.result().items():
+                self.results[SKIPPED, why] += number
+            self.reserving = None
 
 
 def foresee(standing: Standing, *, canary: bool, max_failure_rate: float) -> Report:

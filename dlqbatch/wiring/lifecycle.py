@@ -56,7 +56,7 @@ def lifecycle(settings: Settings, occasion: Occasion) -> Report:
     connection = connect(access_to(settings, "dlqbatch lifecycle", bounds))
     try:
         engine = engine_for(settings)
-        _release_aborted(settings, engine, occasion)
+        _release_over(settings, engine, occasion)
         # A connection for each transaction would cost PostgreSQL more than all that is done in it.
         with keeping(engine) as kept:
             return _job(settings, occasion, connection, kept, bounds).run()
@@ -101,13 +101,13 @@ def _job(settings: Settings, occasion: Occasion, connection: Connection, engine:
     )
 
 
-def _release_aborted(settings: Settings, engine: Engine, occasion: Occasion) -> None:
+def _release_over(settings: Settings, engine: Engine, occasion: Occasion) -> None:
     """What a replay that was killed held when its plan was aborted is nobody else's to give back."""
-    from dlqbatch.deadstore.plan_states import release_aborted  # noqa: PLC0415  (the same)
+    from dlqbatch.deadstore.plan_states import release_over  # noqa: PLC0415  (the same)
 
     if not occasion.dry_run:
         # Not as the lifecycle, whose moves are outcomes: nothing has been decided about these.
-        release_aborted(engine, actor="replay", worker=_worker(), lease=settings.lease, now=clock_of(engine)())
+        release_over(engine, actor="replay", worker=_worker(), lease=settings.lease, now=clock_of(engine)())
 
 
 def _worker() -> str:

@@ -25,7 +25,7 @@ from dlqbatch.runs.replay import Manner, Replay, Unhealthy, foresee
 from dlqbatch.runs.resend import Resend
 from dlqbatch.wiring.access import access_to
 from dlqbatch.wiring.ladders import trust_of
-from dlqbatch.wiring.stores import clock_of, engine_for
+from dlqbatch.wiring.stores import aside_of, clock_of, engine_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,7 +136,7 @@ def plan_replay(
     # Before anything is frozen: without a broker nobody can say whether the plan is any good.
     with _connected(settings) as connection:
         if not dry_run:
-            _release_aborted(engine, actor)
+            _release_over(engine, actor)
         frozen = Plans(engine).freeze(what, actor=actor, reason=reason, now=clock_of(engine)(), dry_run=dry_run)
         places = {place.name: place for place in _look(connection, frozen.by_origin)}
         facts = frozen.facts(_rules(engine), largest_body(connection.version))
@@ -154,7 +154,7 @@ def apply_replay(settings: Settings, occasion: Occasion, name: str, asked: Repla
     engine = _engine_for(actor, settings)
     clock = clock_of(engine)
     began = clock()
-    _release_aborted(engine, actor)
+    _release_over(engine, actor)
     plan = plan_states.check(engine, name, resume_stopped=asked.resume_stopped)
     with _connected(settings) as connection:
         _check_health(connection, Origins(connection), plan.origins)
@@ -180,16 +180,18 @@ def apply_replay(settings: Settings, occasion: Occasion, name: str, asked: Repla
     items = _items(engine, plan, actor)
     size = plan_states.finish(engine, plan.plan_id, began).waiting
 
-    run = Replay(
-        _Plan(engine, plan, items),
-        items,
-        manner,
-        partial(_sending, settings, occasion, items),
-        occasion.stopped,
-        occasion.progress,
-        size,
-    )
-    report, _ = run.run()
+    with aside_of(engine) as aside:
+        run = Replay(
+            _Plan(engine, plan, items),
+            items,
+            manner,
+            partial(_sending, settings, occasion, items),
+            aside,
+            occasion.stopped,
+            occasion.progress,
+            size,
+        )
+        report, _ = run.run()
     kept = record(
         settings.database_url.get_secret_value(),
         RunRecord("replay", began, clock(), report.outcome, report.stopped_by, (), report.as_dict()),
@@ -296,10 +298,10 @@ def _items(engine: Engine, plan: Applied, actor: str) -> PlanItems:
     )
 
 
-def _release_aborted(engine: Engine, actor: str) -> None:
+def _release_over(engine: Engine, actor: str) -> None:
     from dlqbatch.deadstore import plan_states  # noqa: PLC0415  (the same)
 
-    plan_states.release_aborted(engine, actor=actor, worker=_worker(), lease=LEASE, now=clock_of(engine)())
+    plan_states.release_over(engine, actor=actor, worker=_worker(), lease=LEASE, now=clock_of(engine)())
 
 
 def _rules(engine: Engine) -> tuple[Rule, ...]:

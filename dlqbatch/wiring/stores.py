@@ -9,6 +9,7 @@ from dlqbatch.policy.events import EventRow, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
     from types import ModuleType
 
     from sqlalchemy import Engine
@@ -69,6 +70,15 @@ def clock_of(engine: Engine | Kept) -> StoreClock:
     from dlqbatch.deadstore.clock import StoreClock  # noqa: PLC0415  (the same)
 
     return StoreClock(engine)
+
+
+def aside_of(engine: Engine) -> Executor:
+    """What else the store can do while messages are sent; SQLite has one lock for all that write."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (most jobs need no threads)
+
+    from dlqbatch.runs.aside import AtOnce  # noqa: PLC0415  (the same)
+
+    return AtOnce() if engine.dialect.name == "sqlite" else ThreadPoolExecutor(2)
 
 
 def system_state() -> dict[str, float]:

@@ -84,7 +84,9 @@ def test_a_plan_is_looked_at_applied_and_watched(desk: Desk) -> None:
         12,
         {"failed": 0, "succeeded": 0, "open": 12},
     )
-    assert desk.column("plan_id") == [None] * 12
+    assert desk.column("status") == ["processing"] * 12
+    shown = desk.program.run("messages", "show", "1").out
+    assert ("replay plan" in shown, "lease until" in shown) == (True, False), shown
     with reading(desk.engine) as connection:
         actors = set(connection.scalars(select(TRANSITIONS.c.actor).where(TRANSITIONS.c.from_status == "pending")))
     assert actors == {"ann"}

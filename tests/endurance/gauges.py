@@ -31,7 +31,11 @@ ALLOWED = {
 """Growth over the second half that is no growth: what is at work at the first and at the last look differs."""
 ODD = {
     "processing, and its lease is long over": (
-        "status = 'processing' AND lease_until < now() - interval '60 s'",
+        (
+            "status = 'processing' AND lease_until < now() - interval '60 s' AND NOT EXISTS "
+            "(SELECT FROM dlq_attempts a WHERE a.message_id = dlq_messages.id "
+            "AND a.closed_at IS NULL AND a.sent_at IS NOT NULL)"
+        ),
         "dlq_messages",
     ),
     "locked, and not processing": ("lock_token IS NOT NULL AND status <> 'processing'", "dlq_messages"),

@@ -8,8 +8,9 @@ from datetime import timedelta
 from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
+import plan_rows
 import pytest
-from dead_rows import NOW, add, fill, lock, row, store_at
+from dead_rows import NOW, add, fill, row, store_at
 from plans import statements_of, walk
 from sqlalchemy import func, select, text
 
@@ -238,13 +239,13 @@ def test_a_late_confirm_of_a_closed_attempt_does_not_end_the_lease_of_the_next(e
 
 
 def test_a_replay_takes_over_its_own_rows_and_the_lifecycle_leaves_them(engine: Engine) -> None:
-    (row_id,) = add(engine, row(plan_id=7))
-    with writing(engine) as connection:
-        states.move(connection, row_id, Status.PENDING, Status.PROCESSING, None, NOW, "somebody", "replay", **lock())
+    (row_id,) = add(engine, plan_rows.dead())
+    frozen = plan_rows.freeze(engine)
+    assert plan_rows.applying(engine, frozen).take(1, None, NOW).numbers == {row_id: 1}
     later = NOW + 6 * MINUTE
     assert take_over(engine, "v", later) == []
-    assert take_over(engine, "v", later, plan_id=8) == []
-    assert [row.row_id for row in take_over(engine, "v", later, plan_id=7)] == [row_id]
+    assert take_over(engine, "v", later, plan_id=frozen.plan_id + 1) == []
+    assert [row.row_id for row in take_over(engine, "v", later, plan_id=frozen.plan_id)] == [row_id]
 
 
 def test_released_rows_wait_again_and_their_unsent_attempt_is_abandoned(engine: Engine) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import messages
 import pytest
 from dead_rows import NOW, add, lock, row, store_at
+from plan_rows import reserve
 from sqlalchemy import func, select, update
 
 from dlqbatch.deadstore import states
@@ -165,9 +166,8 @@ def test_an_edited_message_that_fails_again_is_known_again(engine: Engine, editi
 
 def test_what_is_on_its_way_is_refused(engine: Engine, editing: Editing) -> None:
     held, gone, reserved = (in_state(engine, each) for each in (Status.PROCESSING, Status.ARCHIVED, Status.MANUAL))
-    with writing(engine) as connection:
-        connection.execute(update(MESSAGES).where(MESSAGES.c.id == reserved).values(plan_id=7))
-    for row_id, why in ((held, "under way"), (gone, "restore"), (reserved, "plan 7")):
+    reserve(engine, reserved)
+    for row_id, why in ((held, "under way"), (gone, "restore"), (reserved, "replay plan [0-9a-f]{16} has reserved it")):
         for attempt in (lambda each: edit(editing, each, body=b"[]"), editing.original):
             with pytest.raises(NotEditable, match=why):
                 attempt(row_id)

@@ -179,6 +179,8 @@ def test_a_missing_right_is_named_so_that_it_can_be_given(reader: tuple[Engine, 
     grant(f"{everything} dlq_messages")
     assert f"`GRANT {everything} dlq_transitions TO {role}` gives the right" in hint(discard)
     grant(f"{everything} dlq_transitions")
+    assert f"`GRANT SELECT ON dlq_plans TO {role}` gives the right" in hint(discard)
+    grant("SELECT ON dlq_plans")
     assert discard().done == 1  # type: ignore[attr-defined]
 
     config = EventConfig(theirs)

@@ -159,13 +159,15 @@ def test_several_workers_at_once_send_each_row_once(scene: Scene) -> None:
 def test_what_an_aborted_plan_held_is_given_back_without_an_outcome(scene: Scene) -> None:
     add(scene.engine, *(due(each) for each in range(2)), at=NOW.replace(year=2020))
     long_ago = NOW.replace(year=2021)
-    held = {each.row_id: "manual" for each in claim(scene.engine, "died", long_ago, reason="replay")}
+    tokens = {each.row_id: each.token for each in claim(scene.engine, "died", long_ago, reason="replay")}
+    held = attempts.begin_attempts(scene.engine, tokens, None, "died", long_ago)
     with writing(scene.engine) as connection:
         plan = {"hash": "h", "state": "aborted", "actor": "ann", "reason": "r", "filters": {}, "size": 2, "risks": []}
         plan |= dict.fromkeys(("state_since", "created_at"), long_ago)
         plan_id = connection.execute(insert(PLANS).values(plan).returning(PLANS.c.id)).scalar_one()
         seen = {"plan_id": plan_id, "seen_updated_at": long_ago, "state": "waiting"}
-        items = [seen | {"place": row_id, "message_id": row_id, "seen_status": was} for row_id, was in held.items()]
+        seen["seen_status"] = "manual"
+        items = [seen | {"place": row_id, "message_id": row_id, "attempt": number} for row_id, number in held.items()]
         connection.execute(insert(PLAN_ITEMS), items)
         connection.execute(update(MESSAGES).values(plan_id=plan_id))
     scene.run()

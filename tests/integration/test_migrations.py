@@ -18,7 +18,7 @@ from dlqbatch.deadstore.event_config import EventConfig
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.policy.events import EventRow
 
-HEAD = "0003"
+HEAD = "0004"
 OURS = {
     "dlq_alerts",
     "dlq_attempts",

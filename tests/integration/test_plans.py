@@ -21,6 +21,7 @@ from plan_rows import (
     freeze,
     go_to,
     items_of,
+    rest,
     send,
     status,
 )
@@ -106,9 +107,9 @@ def test_what_a_cut_apply_of_an_aborted_plan_held_is_let_go_after_its_lease_and_
     cut.reserve()
     cut.take(1, None, LATER)
     plan_states.abort(engine, frozen.hash, actor="bob", worker="b", lease=LEASE, now=LATER)
-    plan_states.release_aborted(engine, actor="bob", worker="b", lease=LEASE, now=LATER)
+    plan_states.release_over(engine, actor="bob", worker="b", lease=LEASE, now=LATER)
     assert column(engine, "status", *ids) == ["processing", "pending"]
-    plan_states.release_aborted(engine, actor="bob", worker="b", lease=LEASE, now=AFTER_LEASE)
+    plan_states.release_over(engine, actor="bob", worker="b", lease=LEASE, now=AFTER_LEASE)
     assert (column(engine, "status", *ids), column(engine, "plan_id", *ids)) == (["pending"] * 2, [None] * 2)
     assert status(engine, frozen).do_next.startswith("nothing was sent: 0 were skipped, 2 given up")
     assert status(engine, other).state == "planned"
@@ -147,10 +148,42 @@ def test_sent_items_are_done_and_their_rows_let_go_at_the_end(engine: Engine) ->
     assert send(items) == ids[3:]
     done = plan_states.finish(engine, frozen.plan_id, LATER)
     assert (done.state, done.sent, done.waiting, done.outcomes.open) == ("done", 5, 0, 5)
-    assert column(engine, "plan_id", *ids) == [None] * 5
     assert column(engine, "status", *ids) == ["processing"] * 5
+    rest(engine, *ids)
+    assert (column(engine, "plan_id", *ids), column(engine, "lease_until", *ids)) == ([None] * 5, [None] * 5)
     with pytest.raises(PlanRefused, match="is done"):
         plan_states.check(engine, frozen.hash, resume_stopped=True)
+
+
+def test_what_comes_to_rest_before_its_plan_is_over_stays_reserved_until_then(engine: Engine) -> None:
+    ids = add(engine, *(dead() for _ in range(2)))
+    frozen = freeze(engine)
+    items = applying(engine, frozen)
+    items.reserve()
+    assert send(items, 1) == ids[:1]
+    rest(engine, ids[0])
+    assert column(engine, "status", *ids) == ["manual", "pending"]
+    assert column(engine, "plan_id", *ids) == [frozen.plan_id] * 2
+    assert send(items) == ids[1:]
+    assert plan_states.finish(engine, frozen.plan_id, LATER).state == "done"
+    assert column(engine, "plan_id", *ids) == [None, frozen.plan_id]
+    rest(engine, ids[1])
+    assert column(engine, "plan_id", *ids) == [None, None]
+
+
+def test_what_came_to_rest_in_the_moment_in_which_its_plan_ended_is_let_go(engine: Engine) -> None:
+    """As a transaction leaves it that has read of the plan before its end, and commits after it."""
+    ids = add(engine, *(dead() for _ in range(2)))
+    frozen = freeze(engine)
+    items = applying(engine, frozen)
+    items.reserve()
+    send(items)
+    plan_states.finish(engine, frozen.plan_id, LATER)
+    rest(engine, ids[0])
+    with writing(engine) as connection:
+        connection.execute(update(MESSAGES).where(MESSAGES.c.id == ids[0]).values(plan_id=frozen.plan_id))
+    plan_states.release_over(engine, actor="bob", worker="b", lease=LEASE, now=LATER)
+    assert column(engine, "plan_id", *ids) == [None, frozen.plan_id]
 
 
 def test_what_changed_since_the_plan_is_skipped_with_its_reason(engine: Engine) -> None:
@@ -294,13 +327,15 @@ def test_an_abort_lets_everything_go_but_what_is_being_sent(engine: Engine) -> N
     running.take(2, None, LATER)
     aborted = plan_states.abort(engine, frozen.hash, actor="bob", worker="b", lease=LEASE, now=LATER)
     assert (aborted.state, aborted.held) == ("aborted", 2)
-    assert column(engine, "plan_id", *ids) == [None, frozen.plan_id, frozen.plan_id, None, None]
+    assert column(engine, "plan_id", *ids) == [frozen.plan_id] * 3 + [None] * 2
     assert running.take(10, None, LATER).is_over
     # Its apply was cut: an abort after the leases gives those back as well.
     aborted = plan_states.abort(engine, frozen.hash, actor="bob", worker="b", lease=LEASE, now=AFTER_LEASE)
     assert aborted.held == 0
-    assert column(engine, "plan_id", *ids) == [None] * 5
+    assert column(engine, "plan_id", *ids) == [frozen.plan_id, *[None] * 4]
     assert column(engine, "status", *ids) == ["processing", *["pending"] * 4]
+    rest(engine, ids[0])
+    assert column(engine, "plan_id", ids[0]) == [None]
     assert sent == ids[:1]
     with pytest.raises(PlanRefused, match="is aborted"):
         plan_states.check(engine, frozen.hash, resume_stopped=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from dead_rows import store_at
-from plan_rows import AFTER_LEASE, LATER, LEASE, add, applying, column, dead, freeze, items_of, send, status
+from plan_rows import AFTER_LEASE, LATER, LEASE, add, applying, column, dead, freeze, items_of, rest, send, status
 from sqlalchemy import func, select
 
 from dlqbatch.deadstore import claim, plan_states, states
@@ -19,6 +19,7 @@ from dlqbatch.deadstore.tables import ATTEMPTS, MESSAGES
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.policy.lifecycle import Status
 from dlqbatch.policy.replay import Pace, Stop, how_far
+from dlqbatch.runs.aside import AtOnce
 from dlqbatch.runs.batches import Batches
 from dlqbatch.runs.replay import Manner
 from dlqbatch.runs.resend import Resend
@@ -57,8 +58,8 @@ def abort(engine: Engine, frozen: Frozen, now: datetime = LATER) -> None:
     plan_states.abort(engine, frozen.hash, actor="bob", worker="b", lease=LEASE, now=now)
 
 
-def release_aborted(engine: Engine, now: datetime = LATER) -> None:
-    plan_states.release_aborted(engine, actor="bob", worker="b", lease=LEASE, now=now)
+def release_over(engine: Engine, now: datetime = LATER) -> None:
+    plan_states.release_over(engine, actor="bob", worker="b", lease=LEASE, now=now)
 
 
 # --- An abort that was cut
@@ -79,7 +80,7 @@ def test_an_abort_that_is_cut_after_its_commit_leaves_nothing_reserved(
         with pytest.raises(DatabaseUnreadable):
             abort(engine, frozen)
     assert (status(engine, frozen).state, column(engine, "plan_id", *ids)) == ("aborted", [frozen.plan_id] * 2)
-    release_aborted(engine)
+    release_over(engine)
     assert column(engine, "plan_id", *ids) == [None, None]
     assert status(engine, other).state == "planned"
 
@@ -91,9 +92,9 @@ def test_an_apply_killed_after_its_plan_was_aborted_leaves_nothing_reserved(engi
     running.reserve()
     taken = running.take(10, None, LATER)
     abort(engine, frozen)
+    release_over(engine)
+    assert column(engine, "plan_id", *ids) == [frozen.plan_id] * 2  # it sends them at this moment
     running.give_back(dict.fromkeys(taken.numbers, "the apply ended before it was sent"), LATER)
-    assert column(engine, "plan_id", *ids) == [frozen.plan_id] * 2
-    release_aborted(engine)
     assert (column(engine, "plan_id", *ids), column(engine, "status", *ids)) == ([None] * 2, ["pending"] * 2)
 
 
@@ -145,6 +146,7 @@ def test_what_is_confirmed_after_its_plan_was_aborted_is_not_sent_again(engine: 
     assert (done.state, done.sent, items_of(engine, again)[0]) == ("done", 1, (first, "sent"))
     assert attempts_of(engine) == [(1, True, None)]
     assert column(engine, "status", first) == ["processing"]
+    rest(engine, first)
     assert (column(engine, "lease_until", first), column(engine, "plan_id", first)) == ([None], [None])
 
 
@@ -223,7 +225,7 @@ class Clock:
 def batches(items: PlanItems, clock: Clock, *, batch_size: int = 100, lease: float = 60) -> Batches:
     manner = Manner(batch_size, 0, None, False, 0.1, 0, lease, 60, clock)
     nothing = cast("Any", None)  # only what is published asks for an origin
-    return Batches(items, Resend(nothing, nothing, b"", 0), Pace(None), manner, None, lambda: False)
+    return Batches(items, Resend(nothing, nothing, b"", 0), Pace(None), manner, None, lambda: False, AtOnce())
 
 
 def test_leases_of_what_is_under_way_are_renewed_so_that_nobody_takes_it_over(engine: Engine) -> None:
@@ -248,14 +250,14 @@ def test_an_apply_that_meets_its_own_rows_after_their_lease_sends_none_of_them_a
     frozen = freeze(engine)
     items, clock = applying(engine, frozen), Clock(LATER)
     items.reserve()
-    source = batches(items, clock)
-    assert len(source.more(512) or ()) == 3
+    source = batches(items, clock, batch_size=2)
+    assert len(source.more(512) or ()) == 2
     clock.now = AFTER_LEASE
-    assert source.more(512) == ()
+    assert len(source.more(512) or ()) == 1
     source.confirmed(ids[0])
     source.confirmed(ids[0])  # a copy of it, if there were one
-    clock.now = LATER_STILL
-    assert source.more(512) == ()  # nor what is confirmed, and not written down yet
+    for _ in range(2):
+        assert source.more(512) == ()  # neither what is under way nor what is confirmed, and not written down yet
     assert source.more(512) is None
     source.confirmed(ids[1])
     source.held(ids[2], "not-confirmed")
@@ -265,12 +267,61 @@ def test_an_apply_that_meets_its_own_rows_after_their_lease_sends_none_of_them_a
     assert [row.row_id for row in claim.take_over(engine, "v", much_later, plan_id=frozen.plan_id)] == [ids[2]]
 
 
-def test_no_more_is_begun_at_once_than_a_batch_holds(engine: Engine) -> None:
+def test_what_waits_to_be_offered_and_is_taken_over_from_ourselves_is_offered_once(engine: Engine) -> None:
+    ids = add(engine, *(dead() for _ in range(2)))
+    items = applying(engine, freeze(engine))
+    items.reserve()
+    times = iter([LATER, AFTER_LEASE])  # of the first batch, and of the look for a second one
+    source = batches(items, lambda: next(times, LATER_STILL), batch_size=2)
+    offered = [offer.tag for offer in source.more(1) or ()]
+    source.confirmed(ids[0])
+    while (offers := source.more(512)) is not None:
+        offered += [offer.tag for offer in offers]
+    assert offered == ids
+
+
+def test_what_another_has_taken_over_while_the_process_stood_still_is_not_offered(engine: Engine) -> None:
+    ids = add(engine, *(dead() for _ in range(3)))
+    frozen = freeze(engine)
+    items, clock = applying(engine, frozen), Clock(LATER)
+    items.reserve()
+    source = batches(items, clock, lease=0)  # on the monotonic clock it is always time to renew
+    assert [offer.tag for offer in source.more(1) or ()] == ids[:1]
+    clock.now = AFTER_LEASE
+    assert sorted(take(applying(engine, frozen, "two"), AFTER_LEASE)) == ids
+    assert not source.more(512)
+
+
+def test_to_ask_what_came_back_takes_a_twentieth_of_the_time_however_large_the_plan(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(engine, *(dead() for _ in range(9)))
+    items = applying(engine, freeze(engine))
+    items.reserve()
+    seconds, asked = 0.0, list[float]()
+
+    def is_too_much() -> bool:
+        nonlocal seconds
+        asked.append(seconds)
+        seconds += 1
+        return False
+
+    source = batches(items, Clock(LATER), batch_size=1)
+    source._is_too_much = is_too_much
+    source._asks_at = seconds
+    monkeypatch.setattr("dlqbatch.runs.batches.time.monotonic", lambda: seconds)
+    for _ in range(5):
+        assert source.more(512)
+        seconds += 10
+    assert asked == [0.0, 21.0, 42.0]
+
+
+def test_no_more_is_begun_at_once_than_two_batches_hold(engine: Engine) -> None:
     add(engine, *(dead() for _ in range(5)))
     items = applying(engine, freeze(engine))
     items.reserve()
     source = batches(items, Clock(LATER), batch_size=2)
-    for begun in (2, 4, 5):
+    for begun in (4, 5, 5):  # one is being sent, and the next one is taken
         assert source.more(512)
         with reading(engine) as connection:
             assert connection.scalar(select(func.count()).select_from(ATTEMPTS)) == begun
@@ -279,7 +330,7 @@ def test_no_more_is_begun_at_once_than_a_batch_holds(engine: Engine) -> None:
 # --- Leases of what is sent
 
 
-def test_what_is_sent_has_no_lease_after_the_run_and_counts_as_held_in_none(engine: Engine) -> None:
+def test_what_is_sent_counts_as_held_in_no_run_and_nobody_takes_it_over(engine: Engine) -> None:
     ids = add(engine, *(dead() for _ in range(5)))
     frozen = freeze(engine)
     items = applying(engine, frozen)
@@ -287,8 +338,9 @@ def test_what_is_sent_has_no_lease_after_the_run_and_counts_as_held_in_none(engi
     assert send(items, 3) == ids[:3]
     assert status(engine, frozen).held == 0
     assert plan_states.finish(engine, frozen.plan_id, LATER).state == "applying"
-    assert column(engine, "lease_until", *ids) == [None] * 5
     assert column(engine, "plan_id", *ids) == [frozen.plan_id] * 5
+    assert claim.take_over(engine, "v", LATER_STILL) == []
+    assert claim.take_over(engine, "v", LATER_STILL, plan_id=frozen.plan_id) == []
 
 
 def test_what_a_cut_apply_had_sent_does_not_hide_what_it_had_not(engine: Engine) -> None:
@@ -304,11 +356,11 @@ def test_what_a_cut_apply_had_sent_does_not_hide_what_it_had_not(engine: Engine)
     assert sorted(running.take(2, None, AFTER_LEASE).numbers) == ids[3:]
     abort(engine, frozen, LATER_STILL)
     assert column(engine, "status", *ids) == ["processing"] * 3 + ["pending"] * 2
+    rest(engine, *ids[:3])
     assert (column(engine, "plan_id", *ids), column(engine, "lease_until", *ids)) == ([None] * 5, [None] * 5)
 
 
-def test_leases_of_what_is_sent_end_in_the_middle_of_a_long_run(engine: Engine) -> None:
-    """The lifecycle would look at each of them whenever it asks for leases that are over."""
+def test_leases_of_what_is_sent_are_not_renewed_in_the_middle_of_a_long_run(engine: Engine) -> None:
     ids = add(engine, *(dead() for _ in range(3)))
     frozen = freeze(engine)
     items, clock = applying(engine, frozen), Clock(LATER)
@@ -321,4 +373,4 @@ def test_leases_of_what_is_sent_end_in_the_middle_of_a_long_run(engine: Engine) 
     assert [state for _, state in items_of(engine, frozen)] == ["sent", "sent", "waiting"]
     clock.now = AFTER_LEASE
     source.flush()
-    assert column(engine, "lease_until", *ids) == [None, None, AFTER_LEASE + LEASE]
+    assert column(engine, "lease_until", *ids) == [LATER + LEASE, LATER + LEASE, AFTER_LEASE + LEASE]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from dead_rows import NOW, add, lock, row, store_at
 from messages import array, encode_table, long, nested, text, timestamp
+from plan_rows import reserve
 from sqlalchemy import update
 
 from dlqbatch.deadstore import attempts, states
@@ -300,11 +301,36 @@ def test_what_is_being_processed_is_refused(engine: Engine, review: Review) -> N
     (refused,) = discard(review, row_id).changes
     assert not refused.is_done
     assert "w works on it until 2030-06-01 12:05:00" in refused.why
-    with writing(engine) as connection:
-        connection.execute(update(MESSAGES).where(MESSAGES.c.id == row_id).values(plan_id=7, lease_until=None))
-    (refused,) = discard(review, row_id).changes
-    assert "has reserved it" in refused.why
     assert review.show(row_id).record.lock_token == "t"
+
+
+@pytest.mark.parametrize("state", [Status.PENDING, Status.PROCESSING, Status.MANUAL])
+def test_what_a_plan_has_reserved_is_refused_until_the_plan_is_over(
+    engine: Engine, review: Review, state: Status
+) -> None:
+    row_id = in_state(engine, state)
+    reserve(engine, row_id)
+    with writing(engine) as connection:
+        connection.execute(update(MESSAGES).where(MESSAGES.c.id == row_id).values(lease_until=None))
+    (refused,) = discard(review, row_id).changes
+    assert not refused.is_done
+    assert "has reserved it" in refused.why
+    reserve(engine, row_id, state="done")
+    assert discard(review, row_id).done == 1
+
+
+def test_what_a_plan_that_is_over_has_sent_can_be_discarded_though_its_lease_is_written_there(
+    engine: Engine, review: Review
+) -> None:
+    (row_id,) = add(engine, row(next_retry_at=NOW))
+    tokens = {each.row_id: each.token for each in claim(engine, "w", NOW)}
+    numbers = attempts.begin_attempts(engine, tokens, Strategy.IMMEDIATE, "w", NOW)
+    reserve(engine, row_id, state="done")
+    (refused,) = discard(review, row_id).changes
+    assert "w works on it until" in refused.why
+    with writing(engine) as connection:
+        attempts.confirm(connection, numbers, NOW)
+    assert discard(review, row_id).done == 1
 
 
 def test_what_is_under_observation_can_be_discarded_and_comes_back_as_a_linked_row(

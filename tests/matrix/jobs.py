@@ -23,7 +23,7 @@ JOBS: dict[str, Callable[[Ground], Work]] = {
 }
 TAKING = ("drain", "check", "ingest")
 """Jobs that take messages from queues, and acknowledge them."""
-QUICK = {"check": 4, "ingest": 5}
+QUICK = {"check": 4, "ingest": 5, "replay": 10}
 """They are done with so many times as many messages before anybody could do something to them."""
 PUBLISHING = ("drain", "check", "lifecycle", "replay")
 """Jobs that publish messages, and wait for confirms."""

@@ -308,7 +308,8 @@ class Sends(Scene):
     def _explained(self, seen: Iterable[rawamqp.Seen]) -> None:
         """Each row is out, under one attempt that is open, and each copy names an attempt that the store knows."""
         wrong = self.tables.all(
-            "SELECT m.id, m.status FROM dlq_messages AS m WHERE m.status <> 'processing' OR m.lease_until IS NOT NULL"
+            "SELECT m.id, m.status FROM dlq_messages AS m WHERE m.status <> 'processing' "
+            "OR (m.lease_until IS NOT NULL AND m.plan_id IS NULL)"
         )
         assert not wrong, wrong[:5]
         known = {
@@ -348,7 +349,8 @@ class Replaying(Sends):
 
     def count(self) -> tuple[int, int, int]:
         assert self.tables.all("SELECT state, count(*) FROM dlq_plan_items GROUP BY state") == [("sent", self.size)]
-        assert self.tables.number("SELECT count(*) FROM dlq_messages WHERE plan_id IS NOT NULL") == 0
+        at_rest = "plan_id IS NOT NULL AND status <> 'processing'"
+        assert self.tables.number(f"SELECT count(*) FROM dlq_messages WHERE {at_rest}") == 0
         return super().count()
 
 
@@ -364,7 +366,8 @@ class Canary(Replaying):
         super().ease()
         self.tables.do(
             "UPDATE dlq_messages SET status = 'resolved', lock_token = NULL, lock_owner = NULL, locked_at = NULL, "
-            "lease_until = NULL WHERE id IN "
+            "lease_until = NULL, "
+            "plan_id = (SELECT p.id FROM dlq_plans AS p WHERE p.id = plan_id AND p.state = 'applying') WHERE id IN "
             "(SELECT message_id FROM dlq_attempts WHERE sent_at IS NOT NULL AND closed_at IS NULL)",
             f"UPDATE dlq_attempts SET outcome = 'succeeded', closed_at = {_OLD} "
             "WHERE sent_at IS NOT NULL AND closed_at IS NULL",
@@ -374,10 +377,7 @@ class Canary(Replaying):
         return 0
 
     def _explained(self, seen: Iterable[rawamqp.Seen]) -> None:
-        wrong = self.tables.all(
-            "SELECT id, status FROM dlq_messages WHERE status NOT IN ('resolved', 'processing') "
-            "OR lease_until IS NOT NULL"
-        )
+        wrong = self.tables.all("SELECT id, status FROM dlq_messages WHERE status NOT IN ('resolved', 'processing')")
         assert not wrong, wrong[:5]
 
 
