@@ -144,7 +144,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few messages: does everything work?")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results and docs/performance.md")
     parser.add_argument("--only", default="", help=", ".join(entry.name for entry in PLAN))
-    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--minutes", type=float, default=55.0)
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     folder = options.results or (performance.RESULTS if options.write else KEPT)

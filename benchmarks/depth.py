@@ -58,7 +58,7 @@ def turns_at(channel: BlockingChannel, url: str, depth: int, options: argparse.N
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depths", default="10000,100000,1000000")
-    parser.add_argument("--messages", type=int, default=10_000, help="of a turn")
+    parser.add_argument("--messages", type=int, default=50_000, help="of a turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--queue-type", default="classic", choices=["classic", "quorum"])
     parser.add_argument("--size", type=int, default=1024)

@@ -229,6 +229,8 @@ class Course:
             ready()
             sample = self.meter.around(title, number or self.number, run)
             self._empty()
+            # Now, and not by the server itself in the turn of another.
+            self._without_messages()
             return sample
 
         return turn

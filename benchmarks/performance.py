@@ -65,7 +65,7 @@ AGAIN: Final = """\
 ## How to repeat it
 
 ```sh
-scripts/bench all --write             # everything, at most 25 minutes; writes this page
+scripts/bench all --write             # everything, at most 55 minutes; writes this page
 scripts/bench all --quick             # does everything work?
 scripts/bench all --write --only jobs # one of them again
 scripts/bench drain --release 4.3     # a single one; --help tells its options

@@ -116,7 +116,7 @@ def loading_from_postgresql(settings: Settings, rows: int, rounds: int) -> list[
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="10,1000,100000")
-    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--json", type=Path)

@@ -194,7 +194,7 @@ def shown(result: dict[str, Any]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument(
         "--drains", type=lambda text: sorted({int(each) for each in text.split(",")}), default=[1, 2, 4]
     )

@@ -144,6 +144,7 @@ class Connection:
         self._where = f"{parameters.host}:{parameters.port}, virtual host '{parameters.virtual_host}'"
         self.login: bytes = parameters.credentials.username.encode()
         self._is_disposed = False
+        self._goes_on = False
         self.blocked = False
         """The broker has stopped taking publishes: a memory or disk alarm."""
         self.wire = Wire(
@@ -184,13 +185,35 @@ class Connection:
 
     def step(self) -> None:
         """Let happen what is due; return after one event or a tick."""
-        if self._lost:
-            raise self._gone()
+        self.check()
         self._poll()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has gone wrong."""
         if self.wire.failure is not None:
             raise self.wire.failure
         if self._lost:
             raise self._gone()
+
+    @contextmanager
+    def goes_on(self) -> Iterator[None]:
+        """Inside it, whoever waits for something else lets happen here what is due."""
+        self._goes_on = True
+        try:
+            yield
+        finally:
+            self._goes_on = False
+
+    def fileno(self) -> int | None:
+        """What to look at meanwhile: when there is something to read, `go_on` has something to do. None: not now."""
+        return self.wire.fileno() if self._goes_on and not self.is_closing else None
+
+    def go_on(self) -> None:
+        """As `step`, but what has gone wrong is for `check` to tell."""
+        self._goes_on = False
+        self._poll()
+        self._goes_on = True
 
     def end_by(self, end_at: float) -> None:
         """Sooner than was said before; never later."""

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dlqbatch.broker.fetch import Consume, Fetch, Gets
 from dlqbatch.broker.offering import Offering
@@ -98,11 +98,11 @@ class Origins(Protocol):
     def forget(self, origin: Origin) -> None: ...
 
 
-Store = Callable[[Sequence[Delivery]], Sequence[tuple[str, str | None]]]
-"""Commits deliveries, and says for each what it counts as and why; a DlqbatchError means that none was stored."""
+Store = Callable[[Sequence[Any]], Sequence[tuple[str, str | None]]]
+"""Commits what was gathered, and says for each what it counts as and why; a DlqbatchError: none was stored."""
 
 
-def stores_nothing(_: Sequence[Delivery]) -> Sequence[tuple[str, str | None]]:
+def stores_nothing(_: Sequence[Any]) -> Sequence[tuple[str, str | None]]:
     raise AssertionError("this run stores nothing")
 
 
@@ -129,7 +129,7 @@ class Transfer:
         self._parked: defaultdict[Origin, list[Delivery]] = defaultdict(list)
         self._parked_bytes = 0
         self._store = store
-        self._gathered: list[Delivery] = []
+        self._gathered: list[tuple[Delivery, Any]] = []
         self._gathered_bytes = 0
         self._gathered_since = 0.0
         self._expected_size = float(_FIRST_GUESS)
@@ -174,6 +174,7 @@ class Transfer:
                 self._ask_for_origins()
             if self._gathered and self._is_batch_due():
                 self._store_batch()
+                self._connection.check()
             self._pump()
             self._connection.wire.flush()
         # Where connecting and reading the policy have used up the time, nothing has looked at it yet.
@@ -269,17 +270,18 @@ class Transfer:
             self._parked[instruction.origin].append(delivery)
             self._parked_bytes += delivery.body_size
         elif isinstance(instruction, Gather):
-            self._gather(delivery)
+            self._gather(delivery, instruction.kept)
         else:
             self._hold(delivery, instruction)
 
-    def _gather(self, delivery: Delivery) -> None:
+    def _gather(self, delivery: Delivery, kept: Any) -> None:
         if self.tally.failure is not None:
             self._hold(delivery, Hold(LEFT, NOT_STORED))
             return
         if not self._gathered:
             self._gathered_since = time.monotonic()
-        self._gathered.append(delivery)
+        delivery.chunks = None
+        self._gathered.append((delivery, kept))
         self._gathered_bytes += delivery.body_size
 
     def _is_batch_due(self) -> bool:
@@ -287,19 +289,23 @@ class Transfer:
         return is_full or time.monotonic() - self._gathered_since >= _BATCH_AGE
 
     def _store_batch(self) -> None:
-        """Commit first, acknowledge afterwards: a cut between the two stores a message twice, and loses none."""
+        """Commit first, acknowledge afterwards: a cut between the two stores a message twice, and loses none.
+
+        While the store waits for its server, what is to be stored next comes in.
+        """
         batch, self._gathered = self._gathered[:_BATCH], self._gathered[_BATCH:]
         self._gathered_since = time.monotonic()
-        self._gathered_bytes -= sum(delivery.body_size for delivery in batch)
         try:
-            results = self._store(batch)
+            with self._connection.goes_on():
+                results = self._store([kept for _, kept in batch])
         except DlqbatchError as error:
             self._fail(error)
-            for delivery in (*batch, *self._gathered):
+            for delivery, _ in (*batch, *self._gathered):
                 self._hold(delivery, Hold(LEFT, NOT_STORED))
             self._gathered, self._gathered_bytes = [], 0
             return
-        for delivery, (counts_as, reason) in zip(batch, results, strict=True):
+        for (delivery, _), (counts_as, reason) in zip(batch, results, strict=True):
+            self._gathered_bytes -= delivery.body_size
             self._count(delivery, counts_as, reason)
             delivery.receipt.settle(delivery.tag)
 
@@ -372,7 +378,7 @@ class Transfer:
             for delivery in deliveries:
                 self._hold(delivery, Hold(LEFT, "origin-check-failed"))
         self._parked.clear()
-        for delivery in self._gathered:
+        for delivery, _ in self._gathered:
             self._hold(delivery, Hold(LEFT, NOT_STORED))
         self._gathered = []
         # What had not been handed over completely when the connection went away.

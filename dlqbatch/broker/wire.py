@@ -58,6 +58,11 @@ class Wire(SelectConnection):
         if not self.is_closed:
             self._terminate_stream(StreamLostError("given up"))
 
+    def fileno(self) -> int:
+        """Of the socket, as long as the connection is open."""
+        transport: Any = self._transport
+        return int(transport._sock.fileno())  # noqa: SLF001  (pika shows it nowhere)
+
     def put(self, frames: bytes) -> None:
         """Add whole encoded frames of one channel to what the next `flush` sends."""
         self._outbox.append(frames)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine
 
-    from dlqbatch.deadstore.patience import PatientConnection
+    from dlqbatch.deadstore.patience import Beside, PatientConnection
 
 EVENT_TABLE = "dlq_event_config"
 STATEMENT_SECONDS = 30.0
@@ -85,6 +85,8 @@ class Kept:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._connection: Connection | None = None
+        self.beside: Beside | None = None
+        """What goes on while a server works. SQLite has none: there we do the work ourselves."""
 
     @property
     def url(self) -> URL:
@@ -94,6 +96,9 @@ class Kept:
         """Opened when it is first needed, and anew after it was lost."""
         if self._connection is None:
             self._connection = self._engine.connect()
+        if self.beside is not None and self.url.get_backend_name() != "sqlite":
+            driver: Any = self._connection.connection.driver_connection
+            driver.beside = self.beside
         return self._connection.execution_options(**options)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from dlqbatch.message.envelope import Origin
@@ -90,6 +90,9 @@ class Hold(NamedTuple):
 
 class Gather(NamedTuple):
     """Store together with others, and settle once the store has committed."""
+
+    kept: Any
+    """What the store keeps of the message; the body that was delivered is let go."""
 
 
 class AwaitOrigin(NamedTuple):

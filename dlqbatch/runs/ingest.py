@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
+    from dlqbatch.policy.examine import Examined
     from dlqbatch.policy.origin import Trust
     from dlqbatch.runs.ports import Broker, DeadStore
 
@@ -86,9 +87,8 @@ class Ingest:
                 queues.remove(error.name)
                 missing[error.name] = "it is not on the broker; make it, or take it out of the queues to ingest"
 
-    def _handle(self, _: Delivery) -> Instruction:
-        return Hold("recorded") if self.dry_run else Gather()
+    def _handle(self, delivery: Delivery) -> Instruction:
+        return Hold("recorded") if self.dry_run else Gather(examine(delivery, self.trust, self.clock()))
 
-    def _store(self, batch: Sequence[Delivery]) -> Sequence[tuple[str, str | None]]:
-        now = self.clock()
-        return self.store.store([examine(delivery, self.trust, now) for delivery in batch], now)
+    def _store(self, batch: Sequence[Examined]) -> Sequence[tuple[str, str | None]]:
+        return self.store.store(batch, self.clock())

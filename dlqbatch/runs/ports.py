@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -57,7 +57,7 @@ class Broker(Protocol):
         takes: Mapping[str, int],
         spare: int,
         handle: Callable[[Delivery], Instruction],
-        store: Callable[[Sequence[Delivery]], Sequence[tuple[str, str | None]]] = ...,
+        store: Callable[[Sequence[Any]], Sequence[tuple[str, str | None]]] = ...,
     ) -> Tally: ...
     def warnings(self) -> Sequence[str]: ...
 

@@ -40,7 +40,7 @@ def ingest(settings: Settings, occasion: Occasion) -> Report:
     # A connection for each transaction would cost PostgreSQL a good part of all that is done in it.
     with keeping(engine_for(settings)) as kept:
         store = _ingestion(settings, kept)
-        connection = connect(access_to(settings, "dlqbatch ingest", bounds))
+        kept.beside = connection = connect(access_to(settings, "dlqbatch ingest", bounds))
         try:
             return _job(settings, occasion, connection, store, bounds).run()
         finally:

@@ -50,6 +50,10 @@ def numbered(count: int) -> list[bytes]:
     return [b"%05d" % number for number in range(count)]
 
 
+def gather(delivery: Delivery) -> Gather:
+    return Gather(body_of(delivery))
+
+
 def swallow_publishes(connection: Connection) -> None:
     """As a network would that is about to break: what is published never gets there, and is never confirmed."""
     put = connection.wire.put
@@ -185,20 +189,20 @@ def test_a_batch_is_acknowledged_after_it_was_stored_and_put_back_if_it_was_not(
     side.fill(SOURCE, numbered(1000))
     stored: list[bytes] = []
 
-    def store(batch: Sequence[Delivery]) -> list[tuple[str, str | None]]:
+    def store(batch: Sequence[bytes]) -> list[tuple[str, str | None]]:
         assert side.depth(SOURCE) <= 1000 - len(stored)
         if len(stored) + len(batch) > 600:
             raise DatabaseUnreadable("a test", "it is full")
-        stored.extend(body_of(delivery) for delivery in batch)
+        stored.extend(batch)
         return [("recorded", None)] * len(batch)
 
     with connected(broker_url) as connection:
-        tally = transfer(connection, take(kind, 1000), lambda _: Gather(), store=store)
+        tally = transfer(connection, take(kind, 1000), gather, store=store)
         assert isinstance(tally.failure, DatabaseUnreadable)
         assert tally.results["recorded", None] == len(stored) > 0
         side.wait(lambda: side.depth(SOURCE) == 1000 - len(stored))
         del stored[:]
-        assert not transfer(connection, take(kind, 100), lambda _: Gather(), store=store).failure
+        assert not transfer(connection, take(kind, 100), gather, store=store).failure
     assert len(stored) == 100
 
 
@@ -209,14 +213,14 @@ def test_what_is_being_stored_when_the_time_is_over_is_stored_and_acknowledged(
     stored: list[bytes] = []
     ends_at = time.monotonic() + 0.5
 
-    def store(batch: Sequence[Delivery]) -> list[tuple[str, str | None]]:
+    def store(batch: Sequence[bytes]) -> list[tuple[str, str | None]]:
         while time.monotonic() < ends_at + 0.5:
             time.sleep(0.05)
-        stored.extend(body_of(delivery) for delivery in batch)
+        stored.extend(batch)
         return [("recorded", None)] * len(batch)
 
     with connected(broker_url) as connection:
-        tally = transfer(connection, take(kind, 1000), lambda _: Gather(), store=store, seconds=0.5, give_up_after=0.2)
+        tally = transfer(connection, take(kind, 1000), gather, store=store, seconds=0.5, give_up_after=0.2)
         side.wait(lambda: side.depth(SOURCE) == 1000 - len(stored))
     assert tally.stopped_by == "time"
     assert tally.results["recorded", None] == len(stored) > 0
@@ -227,15 +231,15 @@ def test_what_was_stored_while_the_connection_was_lost_counts_as_stored(side: Si
     side.fill(SOURCE, numbered(1000))
     stored: list[bytes] = []
 
-    def store(batch: Sequence[Delivery]) -> list[tuple[str, str | None]]:
+    def store(batch: Sequence[bytes]) -> list[tuple[str, str | None]]:
         assert not stored
         connection.wire._transport._sock.shutdown(SHUT_RDWR)
         side.wait(lambda: side.depth(SOURCE) == 1000)
-        stored.extend(body_of(delivery) for delivery in batch)
+        stored.extend(batch)
         return [("recorded", None)] * len(batch)
 
     with connected(broker_url) as connection:
-        tally = transfer(connection, take(kind, 1000), lambda _: Gather(), store=store)
+        tally = transfer(connection, take(kind, 1000), gather, store=store)
     assert tally.lost is not None
     assert tally.results["recorded", None] == len(stored) > 0
     assert side.depth(SOURCE) == 1000
