@@ -99,17 +99,26 @@ def _read_all(x_death: bytes) -> tuple[Death, ...]:
 
 def _read_again(x_death: bytes) -> tuple[Death, ...]:
     """What `_read_all` reads: of a death that differs from a known one in its time alone, only the time."""
-    head, *rest = x_death.split(_TIME)
-    known = _timeless((head, *[piece[8:] for piece in rest]))
-    if known is None or min(map(len, rest)) < 8:  # noqa: PLR2004  (bytes of a time)
+    before, _, after = x_death.partition(_TIME)
+    if _TIME in after:
+        return _read_several_again(x_death)
+    # As of most failures: one death.
+    known = _timeless((before, after[_SIZE_OF_TIME:])) if len(after) >= _SIZE_OF_TIME else None
+    return _read_all(x_death) if known is None else (_at(SECONDS(after)[0], known[0]),)
+
+
+def _read_several_again(x_death: bytes) -> tuple[Death, ...]:
+    before, *rest = x_death.split(_TIME)
+    known = _timeless((before, *[piece[_SIZE_OF_TIME:] for piece in rest]))
+    if known is None or min(map(len, rest)) < _SIZE_OF_TIME:
         return _read_all(x_death)
-    times = [SECONDS(piece)[0] for piece in rest]
-    return tuple(
-        [
-            new(Death, (*death[:5], time if time <= LATEST_TIME else None, death.original_expiration))
-            for death, time in zip(known, times, strict=True)
-        ]
-    )
+    return tuple([_at(SECONDS(piece)[0], death) for death, piece in zip(known, rest, strict=True)])
+
+
+def _at(time: int, death: Death) -> Death:
+    queue, exchange, routing_key, reason, times, _, expiration = death
+    told = time if time <= LATEST_TIME else None
+    return new(Death, (queue, exchange, routing_key, reason, times, told, expiration))
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -120,12 +129,13 @@ def _timeless(pieces: tuple[bytes, ...]) -> tuple[Death, ...] | None:
     so that whatever stands in their place, the rest is read the same.
     """
     numbers = range(1, len(pieces))
-    x_death = pieces[0] + b"".join(_TIME + number.to_bytes(8, "big") + pieces[number] for number in numbers)
+    x_death = pieces[0] + b"".join(_TIME + number.to_bytes(_SIZE_OF_TIME, "big") + pieces[number] for number in numbers)
     found = _read_all(x_death)
     return found if numbers and [death.time for death in found] == [*numbers] else None
 
 
 _TIME: Final = b"\x04timeT"
+_SIZE_OF_TIME: Final = 8
 
 # Messages that failed in the same queue in the same second, with the same key, died the same death.
 _remembered = lru_cache(maxsize=_REMEMBERED)(_read_again)

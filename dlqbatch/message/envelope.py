@@ -39,7 +39,8 @@ class Journey(NamedTuple):
 
     def retried(self, retries: int) -> Journey:
         """The same with another count."""
-        return new(Journey, (self.id, self.parent, retries, *self[3:]))
+        identity, parent, _, trips, origin, first_failed_at, attempt, expiration = self
+        return new(Journey, (identity, parent, retries, trips, origin, first_failed_at, attempt, expiration))
 
 
 class Envelope(NamedTuple):

@@ -13,6 +13,7 @@ from dlqbatch.message.table import (
     BYTES,
     TABLE,
     Field,
+    encode_array,
     encode_field,
     encode_integer,
     encode_item,
@@ -78,13 +79,8 @@ _ORIGIN_NAMES: Final = frozenset((names.ORIGIN_QUEUE, names.ORIGIN_EXCHANGE, nam
 
 
 def _required(journey: Journey, reason: str | None, dead_at: int | None) -> bytes:
-    parts = encode_text(names.ID, journey.id) + _count(names.TRIPS, journey.trips)
-    if journey.retries is not None:
-        parts += _count(names.RETRIES, journey.retries)
-    if journey.origin is not None:
-        parts += _origin(journey.origin)
-    if journey.attempt is not None:
-        parts += _count(names.ATTEMPT, journey.attempt)
+    identity, _, retries, trips, origin, _, attempt, _ = journey
+    parts = encode_text(names.ID, identity) + _standing(trips, retries, origin, attempt)
     if reason is not None:
         parts += encode_text(names.REASON, reason)
     if dead_at is not None:
@@ -113,20 +109,22 @@ def _optional(envelope: Envelope, headers: Headers, journey: Journey, login: byt
     return parts
 
 
-# The same few queues, keys and small numbers come thousands of times in a run.
+# The same few places and small numbers come thousands of times in a run.
 @lru_cache(maxsize=4096)
-def _origin(origin: Origin) -> bytes:
-    parts = encode_text(names.ORIGIN_KEY, origin.key)
-    if origin.exchange is not None:
-        parts = encode_text(names.ORIGIN_EXCHANGE, origin.exchange) + parts
-    if origin.queue is not None:
-        parts = encode_text(names.ORIGIN_QUEUE, origin.queue) + parts
+def _standing(trips: int, retries: int | None, origin: Origin | None, attempt: int | None) -> bytes:
+    """How far a message has come on its journey, and where that began."""
+    parts = encode_integer(names.TRIPS, trips)
+    if retries is not None:
+        parts += encode_integer(names.RETRIES, retries)
+    if origin is not None:
+        if origin.queue is not None:
+            parts += encode_text(names.ORIGIN_QUEUE, origin.queue)
+        if origin.exchange is not None:
+            parts += encode_text(names.ORIGIN_EXCHANGE, origin.exchange)
+        parts += encode_text(names.ORIGIN_KEY, origin.key)
+    if attempt is not None:
+        parts += encode_integer(names.ATTEMPT, attempt)
     return parts
-
-
-@lru_cache(maxsize=1024)
-def _count(name: bytes, number: int) -> bytes:
-    return encode_integer(name, number)
 
 
 @lru_cache(maxsize=1024)
@@ -161,7 +159,7 @@ def _history(headers: Headers) -> bytes:
     content += before
     if len(content) > HISTORY_LIMIT:
         content = _cut(content)
-    return encode_field(names.HISTORY, Field(ARRAY, content))
+    return encode_array(names.HISTORY, content)
 
 
 def _is_readable(field: Field) -> bool:

@@ -13,7 +13,7 @@ LENGTH: Final = Struct(">I").unpack_from
 _U64: Final = Struct(">Q")
 SECONDS: Final = _U64.unpack_from
 _I64: Final = Struct(">q")
-_U32: Final = Struct(">I")
+_LENGTH: Final = Struct(">I").pack
 
 LONG_STRING, BYTES, ARRAY, TABLE, TIMESTAMP = b"SxAFT"
 
@@ -182,12 +182,16 @@ def _value(data: bytes, position: int, stop: int) -> tuple[Field, int]:
 
 def encode_text(name: bytes, text: str) -> bytes:
     data = text.encode("utf-8", "surrogateescape")
-    return b"".join((_text_start(name), _U32.pack(len(data)), data))
+    return _start(name, LONG_STRING) + _LENGTH(len(data)) + data
+
+
+def encode_array(name: bytes, content: bytes) -> bytes:
+    return _start(name, ARRAY) + _LENGTH(len(content)) + content
 
 
 @lru_cache(maxsize=64)
-def _text_start(name: bytes) -> bytes:
-    return b"%c%bS" % (len(name), name)
+def _start(name: bytes, tag: int) -> bytes:
+    return b"%c%b%c" % (len(name), name, tag)
 
 
 def encode_integer(name: bytes, number: int) -> bytes:
@@ -199,11 +203,11 @@ def encode_timestamp(name: bytes, seconds: int) -> bytes:
 
 
 def encode_field(name: bytes, value: Field) -> bytes:
-    length = _U32.pack(len(value.value)) if SIZES[value.tag] == _PREFIXED else b""
+    length = _LENGTH(len(value.value)) if SIZES[value.tag] == _PREFIXED else b""
     return b"%c%b%c%b%b" % (len(name), name, value.tag, length, value.value)
 
 
 def encode_item(value: Field) -> bytes:
     """One value of an array's content."""
-    length = _U32.pack(len(value.value)) if SIZES[value.tag] == _PREFIXED else b""
+    length = _LENGTH(len(value.value)) if SIZES[value.tag] == _PREFIXED else b""
     return b"%c%b%b" % (value.tag, length, value.value)

@@ -88,7 +88,7 @@ def decide(  # noqa: C901, PLR0911  (one return for each row of the contract's t
     retries = journey.retries or 0
     if retries >= max_retries:
         return DeadLetter(journey, RETRIES_EXHAUSTED)
-    return Delay(journey.retried(retries + 1), event, min(retries + 1, rules.tiers))
+    return new(Delay, (journey.retried(retries + 1), event, min(retries + 1, rules.tiers)))
 
 
 def _after_a_tier(headers: Headers, journey: Journey, rules: Rules, new_id: Callable[[], str]) -> Decision:
@@ -105,7 +105,7 @@ def _after_a_tier(headers: Headers, journey: Journey, rules: Rules, new_id: Call
     if journey.trips > rules.max_trips:
         return DeadLetter(journey, TOO_MANY_TRIPS)
     if origin.queue is None:
-        return Return(journey, origin)
+        return new(Return, (journey, origin))
     # Behind the default exchange the key is a queue's name, and behind one of ours is our own retry queue.
     through_exchange = not rules.return_to_queue and origin.exchange and origin.exchange not in trust.own_exchanges
     return Return(journey, origin._replace(queue=None) if through_exchange else origin)

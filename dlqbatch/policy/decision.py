@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from dlqbatch.message.envelope import Journey, Origin
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
+class Delay(NamedTuple):
     """Wait in a tier of the ladder, then return."""
 
     journey: Journey
@@ -18,16 +16,14 @@ class Delay:
     tier: int
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
+class Return(NamedTuple):
     """Go back to where it failed."""
 
     journey: Journey
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(NamedTuple):
     """Go to the dead-letter queue."""
 
     journey: Journey
@@ -42,8 +38,7 @@ class DeadLetter:
         return f"{self.reason}: {self.detail}" if self.told else self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(NamedTuple):
     """Stay where it is."""
 
     reason: str

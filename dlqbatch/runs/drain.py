@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, assert_never
 
 from dlqbatch import logs
@@ -150,7 +150,7 @@ class _Handler:
         }
         self._origins = drain.origins
         self._dry_run = drain.dry_run
-        self._login = drain.broker.login
+        self._stamp = partial(stamp, login=drain.broker.login)
         self._limit = drain.broker.properties_limit
         self._logged: Counter[str] = Counter()
         prefix, numbers = os.urandom(12).hex(), itertools.count()
@@ -176,13 +176,13 @@ class _Handler:
     def _instruct(self, envelope: Envelope, decision: Decision, lane: _Lane, now: int) -> Instruction:
         if isinstance(decision, Delay):
             route = lane.delay(decision.event, decision.tier)
-            properties = self._stamp(envelope, decision.journey, self._limit - _ROOM_FOR_A_DEATH)
+            properties = self._stamp(envelope, decision.journey, limit=self._limit - _ROOM_FOR_A_DEATH)
             return self._publish(decision.journey, route, properties, DELAYED if lane.ways.waits else RETURNED)
         if isinstance(decision, Return):
             return self._return(envelope, decision, lane, now)
         if isinstance(decision, DeadLetter):
             self._notice(decision.reason, decision.journey, decision.detail)
-            properties = self._stamp(envelope, decision.journey, self._limit, decision.text, now)
+            properties = self._stamp(envelope, decision.journey, limit=self._limit, reason=decision.text, dead_at=now)
             return self._publish(decision.journey, lane.ways.dead(), properties, DEAD_LETTERED, decision.reason)
         if isinstance(decision, Leave):
             return Hold(LEFT, decision.reason)
@@ -192,18 +192,13 @@ class _Handler:
         origin = decision.origin
         route = self._origins.route(origin)
         if route is not None:
-            properties = self._stamp(envelope, decision.journey, self._limit)
+            properties = self._stamp(envelope, decision.journey, limit=self._limit)
             return self._publish(decision.journey, route, properties, RETURNED, origin=origin)
         if self._origins.is_gone(origin):
             return self._instruct(envelope, origin_gone(decision), lane, now)
         if self._origins.is_unclear(origin):
             return Hold(LEFT, ORIGIN_UNCLEAR)
         return AwaitOrigin(origin)
-
-    def _stamp(
-        self, envelope: Envelope, journey: Journey, limit: int, reason: str | None = None, dead_at: int | None = None
-    ) -> bytes | None:
-        return stamp(envelope, journey, login=self._login, limit=limit, reason=reason, dead_at=dead_at)
 
     def _publish(
         self,

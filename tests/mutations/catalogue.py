@@ -200,8 +200,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "retry-count-not-raised",
         "a message that always fails goes round for ever",
         "policy/decide.py",
-        "    return Delay(journey.retried(retries + 1), event,",
-        "    return Delay(journey.retried(retries), event,",
+        "    return new(Delay, (journey.retried(retries + 1), event,",
+        "    return new(Delay, (journey.retried(retries), event,",
         "unit/test_decide.py",
     ),
     _one(
