@@ -283,4 +283,4 @@ def test_one_that_fails_or_takes_too_long_loses_nothing_of_the_others(tmp_path: 
     assert json.loads((folder / "hot_path.json").read_text())["delay_cpu_microseconds"]["median"] == 1
     assert "drain failed: it ended with 3: no room" in done.stderr
     page = page_of(folder, tmp_path / "page.md")
-    assert "no time was left of 25 min" in page
+    assert "no time was left of 55 min" in page
