@@ -13,7 +13,7 @@ LENGTH: Final = Struct(">I").unpack_from
 _U64: Final = Struct(">Q")
 SECONDS: Final = _U64.unpack_from
 _I64: Final = Struct(">q")
-_LENGTH: Final = Struct(">I").pack
+_SIZE: Final = Struct(">I").pack
 
 LONG_STRING, BYTES, ARRAY, TABLE, TIMESTAMP = b"SxAFT"
 
@@ -182,11 +182,11 @@ def _value(data: bytes, position: int, stop: int) -> tuple[Field, int]:
 
 def encode_text(name: bytes, text: str) -> bytes:
     data = text.encode("utf-8", "surrogateescape")
-    return _start(name, LONG_STRING) + _LENGTH(len(data)) + data
+    return _start(name, LONG_STRING) + _SIZE(len(data)) + data
 
 
 def encode_array(name: bytes, content: bytes) -> bytes:
-    return _start(name, ARRAY) + _LENGTH(len(content)) + content
+    return _start(name, ARRAY) + _SIZE(len(content)) + content
 
 
 @lru_cache(maxsize=64)
@@ -203,11 +203,11 @@ def encode_timestamp(name: bytes, seconds: int) -> bytes:
 
 
 def encode_field(name: bytes, value: Field) -> bytes:
-    length = _LENGTH(len(value.value)) if SIZES[value.tag] == _PREFIXED else b""
+    length = _SIZE(len(value.value)) if SIZES[value.tag] == _PREFIXED else b""
     return b"%c%b%c%b%b" % (len(name), name, value.tag, length, value.value)
 
 
 def encode_item(value: Field) -> bytes:
     """One value of an array's content."""
-    length = _LENGTH(len(value.value)) if SIZES[value.tag] == _PREFIXED else b""
+    length = _SIZE(len(value.value)) if SIZES[value.tag] == _PREFIXED else b""
     return b"%c%b%b" % (value.tag, length, value.value)
