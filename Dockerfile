@@ -7,6 +7,8 @@ RUN python -m venv --without-pip /venv \
     && pip --python /venv/bin/python install --no-cache-dir --disable-pip-version-check -r /requirements-aws.txt
 
 FROM python:3.12.11-slim-bookworm
+LABEL org.opencontainers.image.title="dlqbatch" org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="MIT"
 RUN pip uninstall --yes pip \
     && useradd --system --uid 10001 --no-create-home --home-dir /app --shell /usr/sbin/nologin dlqbatch
 COPY --from=build /venv /venv
@@ -15,6 +17,8 @@ COPY handler.py application.properties ./
 COPY dlqbatch dlqbatch
 # Compiled here, because the user below may not write caches, and without them every run starts twice as slowly.
 RUN /venv/bin/python -m compileall -q /venv/lib handler.py dlqbatch
+# The command that the program's own hints name, for a person in the container; it is on PATH.
+RUN printf '#!/bin/sh\nexec python /app/handler.py "$@"\n' >/venv/bin/dlqbatch && chmod 755 /venv/bin/dlqbatch
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1
 # It writes nothing but to a database of its own (a read-only root will do), and listens nowhere but for `schedule`.
 USER 10001

@@ -7,9 +7,9 @@ from typing import Any
 
 def handler(event: object, context: Any = None) -> dict[str, object]:
     """Run one job to its end and return its report; a job that failed raises, so that the platform notices."""
-    from dlqbatch.cli import hasten  # noqa: PLC0415  (a module that cannot be loaded is an error of the event's)
+    from dlqbatch.cli import prepare_short_process  # noqa: PLC0415  (a module that cannot be loaded is an error of the event's)
 
-    hasten()
+    prepare_short_process()
     from dlqbatch.cli.invoke import invoke  # noqa: PLC0415  (a command line needs none of it)
 
     return invoke(event, context)

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 CONTAINER_CORES: Final = 0.25
 CONTAINER_MB: Final = 512
-SECONDS_BETWEEN: Final = 60.0
+RUNS_AN_HOUR: Final = 60
 
 
 _PASSES: Final = (
-    "**A million failed messages.** Each passes `drain` twice for one retry: it is delayed, then returned. With three "
-    "retries that is up to seven times; the last, which dead-letters, is counted as a delay."
+    "**A million failed messages.** Each passes `drain` twice for one retry: it is delayed, then returned. The pass "
+    "that dead-letters is counted as a delay."
 )
 
 
@@ -92,15 +92,12 @@ def shown(found: Mapping[str, Measured], basis: Basis) -> list[str]:
     return [
         f"{sentence(basis.about)}. {runs}",
         "",
-        *_assumptions(basis),
+        _assumptions(basis),
         "",
         "**A million messages through one stage**, as Lambda functions:",
         "",
         *table(
-            (
-                *("stage", "memory", "a run, on a whole core", "CPU of it", "billed at this memory", "peak memory"),
-                *("compute", "requests", "logs", "**a million messages**"),
-            ),
+            ("stage", "memory", "peak memory", "a run, billed", "**a million messages**"),
             [_stage(name, one, run, peak, basis, a_million[name]) for name, one, run, peak in stages],
         ),
         "",
@@ -111,29 +108,19 @@ def shown(found: Mapping[str, Measured], basis: Basis) -> list[str]:
         "**A month in which nothing fails**, as serverless.yml starts the functions:",
         "",
         *table(
-            (
-                *("function", "memory", "runs a month", "warm run", "cold start", "bytes of log a run"),
-                *("a month, all warm", "all cold", "logs of it"),
-            ),
+            ("function", "memory", "runs a month", "warm run", "cold start", "a month, all warm", "all cold"),
             _idle(found, deployed.values(), basis),
         ),
         "",
         *_not_counted(found, deployed),
         "",
-        "**Fixed per month**, whatever happens, with `broker` given:",
+        "**Fixed per month**, with the parameter `broker`:",
         "",
         *table(("what", "how many", "each", "**a month**"), _fixed(found, basis.prices)),
         "",
-        "`metricsNamespace=off` takes away the metrics, and with them the alarms on partial runs.",
-        "",
         _container(found["drain"].full_from_the_start(), basis.prices),
         "",
-        "**What to turn first**, and how far it goes, messages an hour of one drain:",
-        "",
-        *table(
-            ("setting", "on a whole core", f"as a function of {basis.memory_of(of_drain)} MB"),
-            ladder(drain, basis.memory_of(of_drain), basis.max_seconds, of_drain.max_seconds),
-        ),
+        _an_hour(drain, basis.memory_of(of_drain), basis.max_seconds, of_drain.max_seconds),
     ]
 
 
@@ -154,9 +141,7 @@ def _stages(
 
 def _stage(name: str, one: DeployedFunction, run: Run, peak_mb: float, basis: Basis, bill: Bill) -> tuple[str, ...]:
     memory = basis.memory_of(one)
-    times = (run.seconds, run.cpu_seconds, run.seconds_on(share_of(memory)))
-    dollars = (bill.compute, bill.requests, bill.logs, bill.total)
-    return (name, f"{memory} MB", *(f"{time:.2f} s" for time in times), f"{peak_mb:.0f} MB", *map(usd, dollars))
+    return (name, f"{memory} MB", f"{peak_mb:.0f} MB", f"{run.seconds_on(share_of(memory)):.2f} s", usd(bill.total))
 
 
 def _journeys(a_million: Mapping[str, Bill]) -> Iterator[tuple[str, ...]]:
@@ -183,17 +168,17 @@ def _idle(
         all_warm, all_cold = all_warm + warm, all_cold + cold
         yield (
             *(one.job, f"{basis.memory_of(one)} MB", f"{one.runs_a_month:,}"),
-            *(f"{run.seconds * 1000:.0f} ms, {run.cpu_seconds * 1000:.0f} ms CPU" for run in (each.empty, each.cold)),
-            *(f"{each.empty.log_bytes:,.0f}", usd(warm.total), usd(cold.total), usd(warm.logs)),
+            *(f"{run.seconds * 1000:.0f} ms" for run in (each.empty, each.cold)),
+            *(usd(warm.total), usd(cold.total)),
         )
-    yield "**together**", "", "", "", "", "", usd(all_warm.total), usd(all_cold.total), usd(all_warm.logs)
+    yield "**together**", "", "", "", "", usd(all_warm.total), usd(all_cold.total)
 
 
 def _not_counted(found: Mapping[str, Measured], deployed: Mapping[str, DeployedFunction]) -> Iterator[str]:
     for job, one in deployed.items():
         if job not in found:
-            off = "is off by default, and" if not one.is_on else ""
-            yield f"`{job}` {off} not measured here: when it is on, it runs {one.runs_a_month:,} times a month."
+            off = "is off by default and" if not one.is_on else "is"
+            yield f"`{job}` {off} not measured; when it is on, it runs {one.runs_a_month:,} times a month."
 
 
 def _fixed(found: Mapping[str, Measured], prices: Prices) -> Iterator[tuple[str, ...]]:
@@ -201,7 +186,7 @@ def _fixed(found: Mapping[str, Measured], prices: Prices) -> Iterator[tuple[str,
     metrics = sum(each.metrics for each in found.values())
     items = (
         ("alarms", counted.alarms - counted.alarms_on_metrics, prices.alarm_month),
-        ("alarms on partial runs", counted.alarms_on_metrics, prices.alarm_month),
+        ("alarms on the metrics of runs", counted.alarms_on_metrics, prices.alarm_month),
         ("metrics that the functions above print", metrics, prices.metric_month),
         ("KMS key of the topic", counted.keys, prices.key_month),
         ("secret", counted.secrets, prices.secret_month),
@@ -211,52 +196,34 @@ def _fixed(found: Mapping[str, Measured], prices: Prices) -> Iterator[tuple[str,
     yield "**together**", "", "", usd(sum(number * price for _, number, price in items))
 
 
-def _assumptions(basis: Basis) -> Iterator[str]:
+def _assumptions(basis: Basis) -> str:
     prices = basis.prices
     named = ", ".join(f"{name.replace('_', ' ')} {_price(getattr(prices, name))}" for name in Prices.names())
-    yield "Assumed, and no more than that:"
-    yield ""
-    yield (
-        f"- {basis.whose_prices}, in US dollars, without a free tier or a discount: {named}. With those of another "
-        "region: `scripts/bench cost --region eu-central-1 --logs-gb 0.63`, and so on; there is an option for each."
-    )
-    yield (
-        f"- Lambda gives a function CPU time by its memory, a whole core at {CORE_AT_MB:,} MB. What was measured as "
-        "CPU time is stretched by that, what was spent waiting is not. A cold start is stretched like the rest, though "
-        "Lambda may give it more."
-    )
-    yield (
-        "- Broker and database are on the same machine, without TLS: over a network a run waits longer, which is "
-        "billed too."
+    return (
+        f"{basis.whose_prices}, in US dollars, without a free tier or a discount: {named}. Lambda gives CPU time by "
+        f"memory, a whole core at {CORE_AT_MB:,} MB: the measured CPU time is stretched by that, the time spent "
+        "waiting is not. Broker and database are on the same machine, without TLS; over a network a run waits longer, "
+        "which is billed too."
     )
 
 
 def _container(drain: Run, prices: Prices) -> str:
     return (
         f"A container of {CONTAINER_CORES} vCPU and {CONTAINER_MB} MB that always runs (`dlqbatch schedule`) costs "
-        f"{usd(of_container(CONTAINER_CORES, CONTAINER_MB, prices))} a month of {HOURS_A_MONTH} hours, whatever it "
-        f"does. One drain after the other, each a new process of {drain.messages:,} messages, delays at most "
-        f"{messages_a_month(drain, CONTAINER_CORES) / 1e6:,.0f} million messages in it."
+        f"{usd(of_container(CONTAINER_CORES, CONTAINER_MB, prices))} a month of {HOURS_A_MONTH} hours. Its drains, one "
+        f"after the other, delay at most {messages_a_month(drain, CONTAINER_CORES) / 1e6:,.0f} million messages in it."
     )
 
 
-def ladder(drain: Run, memory: int, seconds: float, seconds_as_function: float) -> Iterator[tuple[str, str, str]]:
-    """From what is set to what the machine gives; each bounded by what a run can do in its time."""
+def _an_hour(drain: Run, memory: int, seconds: float, seconds_as_function: float) -> str:
+    def at_most(share: float, seconds_of_a_run: float) -> str:
+        return f"{drain.messages / drain.seconds_on(share) * seconds_of_a_run * RUNS_AN_HOUR:,.0f}"
 
-    def an_hour(per_run: float | None, every: float, share: float, most_seconds: float) -> str:
-        most = drain.messages / drain.seconds_on(share) * min(every, most_seconds)
-        return f"{(most if per_run is None else min(per_run, most)) * 3600 / every:,.0f}"
-
-    def both(per_run: float | None, every: float) -> tuple[str, str]:
-        of_function_ = an_hour(per_run, every, share_of(memory), seconds_as_function)
-        return an_hour(per_run, every, 1.0, seconds), of_function_ if every >= SECONDS_BETWEEN else ""
-
-    yield f"`max-messages` {drain.messages:,}, a run every 60 s", *both(drain.messages, SECONDS_BETWEEN)
-    its_time = f"{seconds:g} s (as a function {seconds_as_function:g} s)"
-    yield f"`max-messages` so high that a run takes its {its_time}, every 60 s", *both(None, SECONDS_BETWEEN)
-    yield (
-        f"`max-messages` {drain.messages:,}, a run every 10 s (`schedule-drain`; no schedule of AWS is that fine)",
-        *both(drain.messages, 10.0),
+    return (
+        f"One drain a minute moves {drain.messages * RUNS_AN_HOUR:,} messages an hour with `max-messages` "
+        f"{drain.messages:,}. If its runs use all of their time, it moves {at_most(1.0, seconds)} on a whole core "
+        f"({seconds:g} s a run), or {at_most(share_of(memory), seconds_as_function)} as a function of {memory} MB "
+        f"({seconds_as_function:g} s)."
     )
 
 

@@ -1,8 +1,8 @@
 """A cold start beside a bare script that imports pika, connects, declares the same topology and disconnects.
 
-Usage: scripts/bench cold_start [--rounds N] [--messages N] [--json FILE] [--require EMPTY MESSAGES] [--write]
+Usage: scripts/bench cold_start [--rounds N] [--messages N] [--json FILE] [--require EMPTY MESSAGES] [--write PAGE]
 Each is a new process, with compiled files in place, SQLite, and a settings file; they take turns. --write puts the
-results into docs/deploy.md.
+results between the marks of a page.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pika
 from contest import keep
 from contest import machine as about_machine
-from page import PAGE, machine, put, sentence, table
+from page import machine, put, sentence, table
 from workload import connect, fill
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import wiring
 from dlqbatch.settings import load
+from dlqbatch.store import migrate
+from dlqbatch.topology.declare import kinds_of
 from dlqbatch.topology.kinds import whole
-from dlqbatch.wiring.ladders import kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace, url: str, folder: Path) -> dict[str, An
         "DLQBATCH_TIER_TTLS": "1h,2h,3h",
     }
     settings = load({}, environment)
-    wiring.migrations().upgrade(settings.database_url.get_secret_value())
+    migrate.upgrade(settings.database_url.get_secret_value())
     topology = whole(tuple(kinds_of(settings)))
     script = folder / "bare.py"
     script.write_text(bare_script(url, topology))
@@ -260,11 +260,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument(
         "--write",
-        nargs="?",
         type=Path,
-        const=PAGE,
         metavar="PAGE",
-        help="put the results into docs/deploy.md, or this page",
+        help="put the results between the marks of this page",
     )
     parser.add_argument(
         "--require",

@@ -12,7 +12,7 @@ from contest import Sample
 from workload import connect, properties
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import wiring
+from dlqbatch import jobs
 from scripts.servers.management import Management, ManagementError, quoted
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def drain(settings: Settings, number: int, counted_as: str = "delayed") -> Sampl
 def job(name: str, settings: Settings, number: int, counted_as: str, wanted: int | None = None) -> Sample:
     """Any job; `number` messages are looked at, of which `wanted` have to be counted so."""
     started, busy = time.perf_counter(), time.process_time()
-    report = wiring.run(name, settings, wiring.Occasion())
+    report = jobs.run(name, settings, jobs.RunOptions())
     sample = _sample(number, started, busy)
     wanted = number if wanted is None else wanted
     if report.counts[counted_as] != wanted or report.outcome != "ok":

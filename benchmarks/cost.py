@@ -4,7 +4,7 @@ Usage: scripts/bench cost [--rounds N] [--messages N] [--memory MB] [--lambda-gb
 Each function is a process of its own that calls the handler as Lambda does: a first run on empty queues is a cold
 start, a second a warm one, a third moves the messages, and of drain a fourth returns what has waited. The prices are
 those of benchmarks/prices.py, each can be given; what a function has and how often it runs is read from serverless.yml.
---write puts the results into docs/deploy.md.
+--write puts the results into docs/aws.md.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from prices import AS_OF, LAMBDA_LOG_BYTES, REGION, Prices, Run
 from workload import ORIGIN, connect, fill
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import logs, wiring
+from dlqbatch import jobs, logs
 from dlqbatch.settings import load
+from dlqbatch.store import migrate
+from dlqbatch.topology.declare import apply_topology
 from scripts import services
 
 if TYPE_CHECKING:
@@ -181,7 +183,7 @@ class Place:
 
     def _prepare(self, job: str, count: str, **variables: str) -> None:
         given = {name: text for name, text in self.variables.items() if name != "DLQBATCH_METRICS_NAMESPACE"}
-        report = wiring.run(job, load({}, {**given, **variables}), wiring.Occasion())
+        report = jobs.run(job, load({}, {**given, **variables}), jobs.RunOptions())
         if report.counts[count] != self.messages:
             raise SystemExit(f"the {job} that prepares has not done its work: {report.as_dict()}")
 
@@ -272,7 +274,7 @@ def main() -> int:
         type=Path,
         const=PAGE,
         metavar="PAGE",
-        help="put the results into docs/deploy.md, or this page",
+        help="put the results into docs/aws.md, or this page",
     )
     parser.add_argument("--work", choices=FUNCTIONS, help=argparse.SUPPRESS)
     for name in Prices.names():
@@ -286,8 +288,8 @@ def main() -> int:
     prices = Prices().but(**{name: getattr(options, name) for name in Prices.names()})
     with database() as url, services.work_folder() as folder:
         place = Place(os.environ["DLQBATCH_TEST_BROKER_URL"], url, options)
-        wiring.migrations().upgrade(url)
-        wiring.apply_topology(load({}, place.variables))
+        migrate.upgrade(url)
+        apply_topology(load({}, place.variables))
         found, rounds = measure(place, options, folder / "log")
         place.close()
     about = machine(**place.versions)

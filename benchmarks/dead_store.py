@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from dead_rows import NOW, add, fill, row, store_at
 from sqlalchemy import text
 
-from dlqbatch.deadstore.claim import claim
-from dlqbatch.deadstore.engine import reading, writing
-from dlqbatch.deadstore.messages import Filters, Place, find, groups
-from dlqbatch.policy.lifecycle import Status
+from dlqbatch.lifecycle.claim import claim
+from dlqbatch.messages.queries import find, groups
+from dlqbatch.store.engine import reading, writing
+from dlqbatch.store.filters import Filters, Place
+from dlqbatch.store.states import Status
 from scripts import services
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ class DeployedFunction(NamedTuple):
     memory_mb: int
     runs_a_month: int
     max_seconds: float
+    """What bounds a run: the setting, else the function's time-out."""
     is_on: bool
     """By default."""
 
@@ -49,7 +50,7 @@ def functions() -> tuple[DeployedFunction, ...]:
             job,
             int(_value(one.get("memorySize", memory), parameters)),
             runs_a_month((schedule := _schedule(one))["rate"]),
-            float(one["environment"]["DLQBATCH_MAX_SECONDS"]),
+            float(one["environment"].get("DLQBATCH_MAX_SECONDS", one.get("timeout"))),
             str(_value(schedule.get("enabled", True), parameters)).lower() == "true",
         )
         for job, one in described["functions"].items()

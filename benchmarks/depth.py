@@ -22,7 +22,8 @@ from memory import drained, drainer, seen
 from workload import connect, fill
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import logs, wiring
+from dlqbatch import logs
+from dlqbatch.topology.declare import apply_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,9 +71,7 @@ def main() -> int:
     whole: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="dlqbatch-bench-") as folder, connect(url) as connection:
         channel = connection.channel()
-        wiring.apply_topology(
-            settings_for(url, Path(folder), messages=1, policy_rows=1000, queue_type=options.queue_type)
-        )
+        apply_topology(settings_for(url, Path(folder), messages=1, policy_rows=1000, queue_type=options.queue_type))
         for depth in map(int, options.depths.split(",")):
             with drainer(channel, url, depth, options.queue_type, Path(folder)) as process:
                 fill(channel, SOURCE, depth, options.size)

@@ -25,9 +25,11 @@ from contest import Turns, broker_process, busy, keep, machine, show, summary, t
 from workload import EVENTS, connect, fill
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import logs, wiring
+from dlqbatch import logs
 from dlqbatch.broker.transfer import MEMORY, WINDOW
 from dlqbatch.settings import Settings, load
+from dlqbatch.store import migrate
+from dlqbatch.topology.declare import apply_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +69,7 @@ def settings_for(url: str, folder: Path, *, messages: int, policy_rows: int, que
 
 def write_policy(settings: Settings, rows: int) -> None:
     """One event in ten is a pattern; those of the messages are among them."""
-    wiring.migrations().upgrade(settings.database_url.get_secret_value())
+    migrate.upgrade(settings.database_url.get_secret_value())
     names = [*EVENTS, *(f"event.{n}" + (".#" if n % 10 == 0 else "") for n in range(max(rows - len(EVENTS), 0)))]
     path = settings.database_url.get_secret_value().removeprefix("sqlite:///")
     with sqlite3.connect(path) as connection:
@@ -91,7 +93,7 @@ class Course:
         self.broker = broker_process(url)
 
     def run(self, courses_left: int) -> Turns:
-        wiring.apply_topology(self.settings)
+        apply_topology(self.settings)
         few = max(self.number // OF_A_WARM_UP, 1)
         try:
             return take_turns(

@@ -37,21 +37,21 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from workload import EVENTS, properties
 
 from dlqbatch import logs
+from dlqbatch.amqp.origin import Trust
 from dlqbatch.broker import connection as connecting
 from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.broker.wire import Wire
-from dlqbatch.policy.decide import Rules
-from dlqbatch.policy.events import EventRow, Policy
-from dlqbatch.policy.origin import Trust
-from dlqbatch.runs.drain import Drain
-from dlqbatch.topology.ladder import Ladder
+from dlqbatch.drain.decide import Rules
+from dlqbatch.drain.policy import EventRow, Policy
+from dlqbatch.drain.run import Drain
+from dlqbatch.topology.kinds import Ladder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlqbatch.runs.report import Report
+    from dlqbatch.jobs import Report
 
 READ: Final = 64 * 1024
 """Bytes that arrive at once; from a broker on the same machine it is 30 to 256 KiB."""
@@ -222,7 +222,7 @@ class PlayedConnection(connecting.Connection):
         self._loop.process_timeouts()
         data = self.wire._transport.read()  # noqa: SLF001  (the loop's part)
         if data:
-            self.wire._proto_data_received(data)  # noqa: SLF001  (the same)
+            self.wire._proto_data_received(data)  # noqa: SLF001  (the loop's part)
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def played(partner: Broker | Recording) -> Iterator[Drain]:
     origins = Origins(connection)
     rules = Rules(tiers=0, trust=Trust(LADDER.own_queues, LADDER.own_exchanges))
     rows = [EventRow(number, f"shop-{number}.{'*.' if number % 2 else ''}created", 3) for number in range(1000)]
-    policy = Policy.build([*rows, EventRow(1000, "orders.#", 3)], {}, 3)
+    policy = Policy([*rows, EventRow(1000, "orders.#", 3)], {}, 3)
     yield Drain(Session(connection, origins, bounds), origins, (LADDER,), rules, lambda: policy, 1 << 30)
     connection.close()
 

@@ -29,9 +29,15 @@ from contest import Sample, keep, machine, spread, take_turns
 from workload import EVENTS, ORIGIN, connect, properties
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import logs, wiring
+from dlqbatch import jobs as all_jobs
+from dlqbatch import logs
+from dlqbatch.replay import job as replay
+from dlqbatch.replay.batches import ApplyOptions
+from dlqbatch.replay.freeze import Selection
 from dlqbatch.settings import Settings, load
-from dlqbatch.wiring import replay
+from dlqbatch.store import migrate
+from dlqbatch.store.filters import Filters
+from dlqbatch.topology.declare import apply_topology
 from scripts import services
 from scripts.servers.management import Management
 
@@ -90,7 +96,7 @@ def version_of(server: str) -> str:
 def settings_for(broker_url: str, database_url: str, folder: Path, messages: int) -> Settings:
     config = folder / "jobs.properties"
     config.write_text("".join(f"dlqbatch.events.{event}=3\n" for event in EVENTS), encoding="utf-8")
-    wiring.migrations().upgrade(database_url)
+    migrate.upgrade(database_url)
     return load(
         {
             "broker_url": broker_url,
@@ -189,7 +195,7 @@ class Course:
         self.database_url = settings.database_url.get_secret_value()
 
     def prepare(self) -> None:
-        wiring.apply_topology(self.settings)
+        apply_topology(self.settings)
         with closing(connect(self.broker_url)) as connection:
             channel = connection.channel()
             for queue in (ORIGIN, CHECKED):
@@ -241,12 +247,14 @@ class Course:
     def _ready_to_replay(self) -> None:
         """With the plan: a person looks at it before anything moves."""
         self._restore()
-        self.plan = replay.plan_replay(self.settings, origin=ORIGIN, limit=self.number, actor=WHO, reason=WHO).frozen
+        self.plan = replay.plan_replay(
+            self.settings, Selection(Filters(origin=ORIGIN), limit=self.number), actor=WHO, reason=WHO
+        ).frozen
 
     def _replay(self) -> Sample:
-        asked = replay.ReplayAsked(canary=False)
+        asked = ApplyOptions(canary=False)
         started, busy = time.perf_counter(), time.process_time()
-        report = replay.apply_replay(self.settings, wiring.Occasion(), self.plan.hash, asked, actor=WHO).report
+        report = replay.apply_replay(self.settings, all_jobs.RunOptions(), self.plan.hash, asked, actor=WHO).report
         busy, elapsed = time.process_time() - busy, time.perf_counter() - started
         if report.counts["sent"] != self.number or report.outcome != "ok":
             raise SystemExit(f"the replay did not do its work: {report.as_dict()}")

@@ -25,7 +25,8 @@ from drain import PREFIX, SOURCE, TARGET, settings_for
 from workload import connect, fill
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import logs, wiring
+from dlqbatch import jobs, logs
+from dlqbatch.topology.declare import apply_topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,13 +43,13 @@ def work(url: str, messages: int, queue_type: str, folder: str) -> int:
     """A process that drains what is there, says what it has, and drains once more when a line comes."""
     logs.configure("error")
     settings = settings_for(url, Path(folder), messages=messages, policy_rows=1000, queue_type=queue_type)
-    wiring.run("drain", settings, wiring.Occasion())
+    jobs.run("drain", settings, jobs.RunOptions())
     print(_kilobytes("VmRSS"), flush=True)
     sys.stdin.readline()
     idle = _kilobytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     began = time.perf_counter()
-    report = wiring.run("drain", settings, wiring.Occasion())
+    report = jobs.run("drain", settings, jobs.RunOptions())
     told = {"seconds": time.perf_counter() - began, "idle": idle, "peak": _kilobytes("VmHWM")}
     print(json.dumps(told | {"delayed": report.counts["delayed"]}), flush=True)
     return 0
@@ -132,7 +133,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dlqbatch-bench-") as folder, connect(url) as connection:
         channel = connection.channel()
         for queue_type in options.queue_types.split(","):
-            wiring.apply_topology(settings_for(url, Path(folder), messages=1, policy_rows=1000, queue_type=queue_type))
+            apply_topology(settings_for(url, Path(folder), messages=1, policy_rows=1000, queue_type=queue_type))
             for case in cases.values():
                 size = case["body_bytes"]
                 messages = min(max(options.bytes // size, LEAST_MESSAGES), MOST_MESSAGES)

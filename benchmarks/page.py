@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
+PAGE = Path(__file__).parent.parent / "docs" / "aws.md"
 
 
 def put(name: str, lines: Iterable[str], page: Path) -> None:

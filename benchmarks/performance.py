@@ -1,8 +1,8 @@
 """docs/performance.md, made of what the benchmarks have kept: no figure on it is typed by hand.
 
-Usage: scripts/bench performance [--check] [--results FOLDER] [--page FILE]
+Usage: scripts/bench performance [--check | --details] [--results FOLDER] [--page FILE]
 `scripts/bench all --write` measures and calls it. --check writes nothing, and ends with 1 if the page or a picture is
-another than what would be written.
+another than what would be written. --details writes nothing either, and shows all figures as tables.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from charts import blocks_of
 from page import table
 from plan import PLAN
 from plot import picture
-from sections import section
-from targets import targets
+from sections import TEXTS, section
+from targets import DRAIN, LIMIT, NAIVE, SHOVEL, targets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from targets import Target
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results"
@@ -41,39 +43,49 @@ INTRODUCTION: Final = """\
 
 <!-- Written by `scripts/bench all --write`, or from what is kept by `scripts/bench performance`; never by hand. -->
 
-Contenders take turns in the same run, on the same machine, with the same messages: persistent, with the headers that a
-broker and Spring leave on a failure, publisher confirms and `mandatory` everywhere. Rates of a machine say little about
-another one, so look at the ratios: they are taken round by round, and what is shown is their median.
+This page compares dlqbatch with other ways to do the same work, and with its own targets. All contenders take turns in
+the same run, on the same machine, with the same persistent messages of 1 KiB, publisher confirms and `mandatory`.
+Rates depend on the machine, so look at the ratios. They are taken round by round. All figures are medians.
 """
+DRAINS: Final = """\
+The *naive loop* is a pika `BlockingConnection` that gets, publishes and acknowledges one by one. The *shovel plugin*
+is the broker's own mover, which decides nothing and changes no header. The *limit* is a raw socket that sends frames
+that were encoded beforehand. The *drain* does all of its work: a policy of 1,000 rows, all headers, its report.
+"""
+JOBS: Final = """\
+The jobs of the dead store on PostgreSQL. *Row and commit* is a loop that stores each message in its own transaction.
+CPU is that of one message.
+"""
+RATIOS: Final = """\
+"To" is the ratio of rates (of times for a cold start); "stretched" is a target beyond the first one.
+"""
+_BESIDE: Final = (DRAIN, LIMIT, SHOVEL, NAIVE)
 QUICK: Final = """\
 **These are figures of a quick run, with few messages: they show that the benchmarks work, and nothing else.**
 """
 GUARD: Final = """\
 ## What keeps it fast
 
-`tests/unit/test_hot_path.py` runs with every change. It plays a recorded broker to a drain, and compares the CPU
-time of each message with that of a yardstick: a plain loop over the same bytes, in the same process. The test fails
-if the ratio grows to a fifth more than a busy machine makes of it. There is no broker, socket or scheduler in it.
-The two take turns, and of each the least of twelve counts: what else the machine does can only add to a turn, and
-would have to add to all twelve of the one and to none of the other. A count that is nearly the same whatever else the
-machine does: `.venv/bin/python benchmarks/hot_path.py --instructions` (with valgrind).
-
-`tests/acceptance/test_benchmarks.py` runs each benchmark with next to no messages, and holds this page to the
-results in `benchmarks/results`.
+`tests/unit/drain/test_hot_path.py` plays a recorded broker to a drain, and compares the CPU time of a message with that
+of a plain loop over the same bytes in the same process. It fails if the ratio grows by a fifth. For an exact count, run
+`.venv/bin/python benchmarks/hot_path.py --instructions` (with valgrind).
+`tests/acceptance/docs/test_benchmarks.py` runs
+each benchmark with few messages, and holds this page to `benchmarks/results`.
 """
 AGAIN: Final = """\
 ## How to repeat it
 
 ```sh
-scripts/bench all --write             # everything, at most 55 minutes; writes this page
-scripts/bench all --quick             # does everything work?
-scripts/bench all --write --only jobs # one of them again
-scripts/bench drain --release 4.3     # a single one; --help tells its options
-scripts/bench performance             # this page again, from benchmarks/results
+scripts/bench all --write              # everything, at most 55 minutes; writes this page
+scripts/bench all --quick              # does everything work?
+scripts/bench all --write --only jobs  # one of them again
+scripts/bench drain --release 4.3      # a single one; --help shows its options
+scripts/bench performance              # this page again, from benchmarks/results
+scripts/bench performance --details    # all figures as tables
 ```
 
-Each benchmark starts private servers on loopback, and ends them. Nothing else should run meanwhile: the load average at
-the beginning and the end of each is in the table above. A single one keeps its result in `build/benchmarks`.
+Each benchmark starts private servers and ends them. Nothing else should run meanwhile. A single one keeps its result in
+`build/benchmarks`.
 """
 
 
@@ -84,17 +96,26 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def targets_in_words(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The targets of each drain side by side, then all others; what is missed is bold."""
     found = targets(results)
-    words = {True: "yes", False: "**no**", None: "not measured"}
-    counts = [sum(target.is_met is met for target in found) for met in (True, False, None)]
-    return [
-        "{} are met, {} are not, {} were not measured.".format(*counts),
-        "",
-        *table(
-            ("what", "target", "seen", "met"),
-            ((target.what, target.wanted, target.seen, words[target.is_met]) for target in found),
-        ),
-    ]
+    met, missed, unknown = (sum(target.is_met is met for target in found) for met in (True, False, None))
+    drains: dict[str, dict[str, str]] = {}
+    others: list[tuple[str, ...]] = []
+    for target in found:
+        where, is_drain, what = target.what.partition(": ")
+        if is_drain and where.startswith("drain, "):
+            drains.setdefault(where, {})[what] = _bold(target, f"{target.seen} ({target.wanted})")
+        else:
+            others.append((target.what, target.wanted, _bold(target, target.seen)))
+    columns = list(dict.fromkeys(what for cells in drains.values() for what in cells))
+    rows = [(where, *(cells.get(what, "") for what in columns)) for where, cells in drains.items()]
+    lines = [f"{met} are met, {missed} are missed (bold), {unknown} were not measured.", ""]
+    lines += [*table(("", *columns), rows), ""] if rows else []
+    return lines + table(("what", "target", "seen"), others)
+
+
+def _bold(target: Target, text: str) -> str:
+    return f"**{text}**" if target.is_met is False else text
 
 
 def page(folder: Path) -> str:
@@ -103,14 +124,63 @@ def page(folder: Path) -> str:
     lines = [INTRODUCTION]
     if any(entry.get("quick") for entry in record["entries"].values()):
         lines.append(QUICK)
-    notes = [f"- [{text}]({name})" for name, text in NOTES.items() if (PAGE.parent / name).exists()]
-    lines += ["## Targets", "", *targets_in_words(results), ""]
-    lines += ["## Where the time goes", "", *notes, ""] if notes else []
-    lines += ["## Results", ""]
-    for name, result in results.items():
-        lines += section(name, result)
-    lines += ["## Machine and versions", "", *_machine(record["machine"], results), "", *_runs(record["entries"]), ""]
+    lines += ["## Rates", ""]
+    if drains := _drains(results):
+        lines += [DRAINS, *drains, "", "![Drain, classic queues](../benchmarks/results/drain.svg)", ""]
+    if jobs := _jobs(results):
+        lines += [JOBS, *jobs, ""]
+    lines += ["## Targets", "", RATIOS, *targets_in_words(results), "", "## More results", ""]
+    lines += [f"- **{TEXTS[name][0]}: there is no result: {result['failed']}.**" for name, result in _failed(results)]
+    pictures = (
+        f"[{TEXTS[name][0]}](../benchmarks/results/{name}.svg)"
+        for name, result in results.items()
+        if "failed" not in result
+    )
+    lines += ["- Pictures: " + ", ".join(pictures) + "."]
+    lines += [f"- [{text}]({name})" for name, text in NOTES.items() if (PAGE.parent / name).exists()]
+    lines += ["", *_machine(record["machine"], results), "", *_runs(record["entries"]), ""]
     return "\n".join([*lines, GUARD, AGAIN])
+
+
+def details(folder: Path) -> str:
+    """All figures of all benchmarks as tables."""
+    return "\n".join(line for name, result in read(folder).items() for line in section(name, result))
+
+
+def _failed(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(name, result) for name, result in results.items() if "failed" in result]
+
+
+def _contenders(results: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    """Of the only case of a benchmark; nothing if there is no result."""
+    result = results.get(name, {})
+    if "cases" not in result:
+        return {}
+    found: Mapping[str, Any] = next(iter(result["cases"].values()))["contenders"]
+    return found
+
+
+def _drains(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    rows = []
+    for name in ("drain", "drain-quorum", "drain-4.3", "drain-quorum-4.3"):
+        if not (seen := _contenders(results, name)):
+            continue
+        rates = (f"{seen[each]['per_second']['median']:,.0f}" if each in seen else "" for each in _BESIDE)
+        cpu = f"{seen[DRAIN]['cpu_microseconds']['median']:.1f} µs"
+        title = f"{'quorum' if 'quorum' in name else 'classic'}, {results[name]['machine']['rabbitmq']}"
+        rows.append((title, *rates, cpu))
+    head = ("messages a second", "dlqbatch drain", *_BESIDE[1:], "CPU of the drain per message")
+    return table(head, rows) if rows else []
+
+
+def _jobs(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    rows = []
+    for name, seen in _contenders(results, "jobs").items():
+        keys = ("cpu_microseconds", "database_cpu_microseconds", "broker_cpu_microseconds")
+        cpus = (f"{seen[key]['median']:.1f} µs" if key in seen else "" for key in keys)
+        rows.append((name, f"{seen['per_second']['median']:,.0f}", *cpus))
+    head = ("", "messages a second", "our CPU", "the database's CPU", "the broker's CPU")
+    return table(head, rows) if rows else []
 
 
 def _machine(machine: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -121,34 +191,26 @@ def _machine(machine: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]
         for name in VERSIONS:
             if isinstance(about, dict) and name in about:
                 met[name].add(str(about[name]))
-    rows: list[tuple[str, str]] = [
-        ("CPU", f"{machine['cores']} cores, {machine['cpu']}"),
-        ("memory", machine["memory"]),
-    ]
-    rows.append(("system", machine["system"]))
-    rows += [(title, ", ".join(sorted(met[name]))) for name, title in VERSIONS.items() if met[name]]
-    return table(("", ""), rows)
+    versions = [f"{title} {' and '.join(sorted(met[name]))}" for name, title in VERSIONS.items() if met[name]]
+    where = f"{machine['cores']} cores, {machine['cpu']}, {machine['memory']}, {machine['system']}"
+    return [f"Machine: {where}; {', '.join(versions)}."]
 
 
 def _runs(entries: Mapping[str, Any]) -> Sequence[str]:
-    rows = [
-        (
-            f"`{told['command']}`",
-            f"{told['began']} UTC",
-            f"{told['seconds']} s",
-            f"{told['load_at_begin']:.2f}, {told['load_at_end']:.2f}",
-            "" if told["outcome"] == "done" else told["failure"].replace("|", "/"),
-        )
-        for told in entries.values()
-        if told["outcome"] != "skipped"
+    """When they ran and beside what load; each failure."""
+    ran = [told for told in entries.values() if told["outcome"] != "skipped"]
+    began = sorted(told["began"] for told in ran)
+    loads = [told["load_at_begin"] for told in ran]
+    lines = (
+        [f"Measured from {began[0]} to {began[-1]} UTC; load when each began: at most {max(loads):.2f}."] if ran else []
+    )
+    lines += [
+        f"- **{name} failed: {told['failure']}.**" for name, told in entries.items() if told["outcome"] == "failed"
     ]
-    skipped = [f"{name}: {told['failure']}." for name, told in entries.items() if told["outcome"] == "skipped"]
-    return [
-        "Load is the average of one minute, before and after.",
-        "",
-        *table(("command", "began", "took", "load", "failure"), rows),
-        *(["", *skipped] if skipped else []),
+    lines += [
+        f"- {name} was skipped: {told['failure']}." for name, told in entries.items() if told["outcome"] == "skipped"
     ]
+    return lines
 
 
 def write(folder: Path, file: Path = PAGE) -> None:
@@ -165,9 +227,13 @@ def _files(folder: Path, file: Path) -> dict[Path, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--details", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
+    if options.details:
+        sys.stdout.write(details(options.results))
+        return 0
     if not options.check:
         write(options.results, options.page)
         return 0

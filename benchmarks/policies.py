@@ -27,13 +27,16 @@ from drain import PREFIX, SOURCE, TARGET, settings_for
 from workload import connect, fill
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import logs, wiring
-from dlqbatch.wiring import drain as wiring_of_drain
+from dlqbatch import logs
+from dlqbatch.drain import job as wiring_of_drain
+from dlqbatch.drain.event_config import load_policy
+from dlqbatch.store import migrate
+from dlqbatch.topology.declare import apply_topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlqbatch.policy.events import Policy
+    from dlqbatch.drain.policy import Policy
     from dlqbatch.settings import Settings
 
 PATTERN: Final = "*.orders.created"
@@ -56,7 +59,7 @@ def into_sqlite(settings: Settings, rows: Sequence[tuple[int, str]]) -> None:
 
 
 def into_postgresql(url: str, rows: Sequence[tuple[int, str]]) -> None:
-    wiring.migrations().upgrade(url)
+    migrate.upgrade(url)
     with psycopg.connect(jobs.plain(url)) as connection:
         connection.cursor().executemany(INSERT.format("%s").encode(), rows)
 
@@ -68,7 +71,7 @@ def timed_loading() -> Iterator[list[float]]:
 
     def load(settings: Settings) -> Policy:
         began = time.perf_counter()
-        policy = wiring.load_policy(settings)
+        policy = load_policy(settings)
         took.append(time.perf_counter() - began)
         return policy
 
@@ -107,7 +110,7 @@ def loading_from_postgresql(settings: Settings, rows: int, rounds: int) -> list[
         there = settings.model_copy(update={"database_url": type(settings.database_url)(url)})
         for turn in range(rounds + 1):
             began = time.perf_counter()
-            wiring.load_policy(there)
+            load_policy(there)
             if turn:
                 took.append(time.perf_counter() - began)
     return took
@@ -128,7 +131,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dlqbatch-bench-") as folder:
         course = Course(url, options, Path(folder))
         settings = {rows: course.settings(rows) for rows in numbers}
-        wiring.apply_topology(settings[numbers[0]])
+        apply_topology(settings[numbers[0]])
         turns = take_turns(
             {titles[rows]: partial(course.turn, titles[rows], settings[rows]) for rows in numbers}, options.rounds
         )

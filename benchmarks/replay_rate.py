@@ -22,8 +22,10 @@ from contest import Sample, keep, machine, spread, take_turns
 from workload import ORIGIN, connect
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import logs, wiring
-from dlqbatch.wiring import replay
+from dlqbatch import jobs as all_jobs
+from dlqbatch import logs
+from dlqbatch.replay import job as replay
+from dlqbatch.replay.batches import ApplyOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +76,8 @@ class Course(jobs.Course):
         self._ready_to_replay()
         watch = Watch(self.broker_url, self.number)
         watch.start()
-        asked = replay.ReplayAsked(canary=False, rate=f"{self.rate}/s")
-        report = replay.apply_replay(self.settings, wiring.Occasion(), self.plan.hash, asked, actor=jobs.WHO).report
+        asked = ApplyOptions(canary=False, rate=f"{self.rate}/s")
+        report = replay.apply_replay(self.settings, all_jobs.RunOptions(), self.plan.hash, asked, actor=jobs.WHO).report
         if report.counts["sent"] != self.number or report.outcome != "ok":
             raise SystemExit(f"the replay did not do its work: {report.as_dict()}")
         sample = Sample(watch.per_second())

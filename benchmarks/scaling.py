@@ -1,8 +1,8 @@
 """1, 2 and 4 drains at once on the same queue: how many messages a second all of them move, and at what cost.
 
-Usage: scripts/bench scaling [--rounds N] [--messages N] [--drains 1,2,4] [--size BYTES] [--json FILE] [--write]
+Usage: scripts/bench scaling [--rounds N] [--messages N] [--drains 1,2,4] [--size BYTES] [--json FILE] [--write PAGE]
 Each drain is a process that is warm already, as a scheduler's or a function's is. The numbers of drains take turns in
-each round, so that a busy minute of the machine is everybody's. --write puts the results into docs/deploy.md.
+each round, so that a busy minute of the machine is everybody's. --write puts the results between the marks of a page.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pika
 from contest import broker_process, busy, keep
 from contest import machine as about_machine
-from page import PAGE, machine, put, sentence, table
+from page import machine, put, sentence, table
 from workload import connect, fill
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dlqbatch import logs, wiring
+from dlqbatch import jobs, logs
 from dlqbatch.settings import Settings, load
+from dlqbatch.topology.declare import apply_topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,12 +58,12 @@ def work(url: str, messages: int) -> int:
     """One drain: warm up on what is there, then for each line that comes run until nothing is left."""
     settings = settings_for(url, messages)
     logs.configure("error")
-    wiring.run("drain", settings, wiring.Occasion())
+    jobs.run("drain", settings, jobs.RunOptions())
     print("ready", flush=True)
     for _ in sys.stdin:
         delayed, ended, busy = 0, 0.0, time.process_time()
         while True:
-            report = wiring.run("drain", settings, wiring.Occasion())
+            report = jobs.run("drain", settings, jobs.RunOptions())
             if report.outcome != "ok":
                 raise SystemExit(f"a drain did not do its work: {report.as_dict()}")
             if not report.counts["got"]:
@@ -139,7 +140,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     connection = connect(url)
     channel, broker = connection.channel(), broker_process(url)
     version = connection._impl.server_properties["version"]  # noqa: SLF001  (pika shows it nowhere else)
-    wiring.apply_topology(settings_for(url, options.messages))
+    apply_topology(settings_for(url, options.messages))
     rounds: dict[int, list[dict[str, float]]] = {number: [] for number in options.drains}
     deadline = time.monotonic() + options.seconds
     with drains(max(options.drains), url, options.messages) as workers:
@@ -203,11 +204,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument(
         "--write",
-        nargs="?",
         type=Path,
-        const=PAGE,
         metavar="PAGE",
-        help="put the results into docs/deploy.md, or this page",
+        help="put the results between the marks of this page",
     )
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()

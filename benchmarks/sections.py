@@ -64,7 +64,7 @@ TEXTS: Final = {
         "Cold start",
         (
             "A new process each time, beside a bare script that imports pika, connects, declares the same and "
-            "disconnects. More is in [deploy.md](deploy.md)."
+            "disconnects."
         ),
     ),
     "hot_path": (
@@ -75,7 +75,10 @@ TEXTS: Final = {
         ),
     ),
     "dead_store": ("The dead store with few rows and with many", "On PostgreSQL; milliseconds, medians."),
-    "cost": ("What a function takes", "Of each job as Lambda calls it. What it costs is in [deploy.md](deploy.md)."),
+    "cost": (
+        "What a function takes",
+        "Of each job as Lambda calls it. What it costs is in [aws.md](aws.md#what-it-costs).",
+    ),
 }
 
 

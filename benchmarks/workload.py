@@ -97,7 +97,7 @@ def _body(channel: int, body: bytes) -> bytes:
 
 def _write(channel: BlockingChannel, data: bytes) -> None:
     channel.connection._impl._adapter_emit_data(data)  # noqa: SLF001  (what pika itself writes frames with)
-    channel.connection._flush_output()  # noqa: SLF001  (the same)
+    channel.connection._flush_output()  # noqa: SLF001  (what pika itself writes frames with)
 
 
 def connect(url: str) -> pika.BlockingConnection:

@@ -1,10 +1,13 @@
 """The journey of a message through dlqbatch.
 
     origin queue --(fails, dead-letters)--> retry-queue
-         ^                                       |  drain: broker.fetch -> message.envelope -> policy.decide
-         |                                       |         -> message.stamp -> broker.publish -> confirm -> ack
+         ^                                       |  drain: broker.fetch -> amqp.envelope -> drain.decide
+         |                                       |         -> amqp.stamp -> broker.publisher -> confirm -> ack
          |                  retries left         v                       exhausted, not configured, malformed
     retry-queue-N <--(TTL)-- queue.delay.N <-----+------------------------------> dlq-queue
 
-Rooms, downhill only: cli -> wiring -> settings, runs, broker, deadstore -> policy, topology -> message -> errors.
+Folders, downhill only: cli -> schedule, demo -> the jobs and commands -> broker, store, aws -> settings -> amqp.
 """
+
+__version__ = "0.1.0"
+"""The one place that says it: pyproject.toml reads it here, and a test holds the files in deploy/ to it."""

@@ -11,6 +11,7 @@ DlqbatchError                   carries `exit_code`: what the command line ends 
 ├── ChannelRefused         (1)  the broker closed a channel; code and text are its own
 ├── DatabaseUnreadable     (4)  the database cannot be reached, read or written
 │   ├── DatabaseRefused    (4)  it lets nobody in with this user and password
+│   ├── DatabaseForbids    (2)  its role has not the right: somebody has to grant it
 │   ├── TablesMissing      (2)  it is there, and the tables of this version are not
 │   ├── CommitUnanswered   (4)  whether the last change was made is not known
 │   └── DatabaseLost       (4)  it went away when messages had been sent
@@ -66,9 +67,10 @@ class TopologyMismatch(DlqbatchError):
 
     def __init__(self, kind: str, name: str, argument: str, found: str, wanted: str) -> None:
         self.kind, self.name, self.argument, self.found, self.wanted = kind, name, argument, found, wanted
+        set_back = f"Set queue-type to {found}" if argument == "x-queue-type" else "Set the option back"
         super().__init__(
             f"{kind} '{name}' differs from the settings: {argument} is {found} on the broker, {wanted} is wanted. "
-            f"Nothing was moved. Set the option back, or delete the {kind} once it is empty and run again."
+            f"Nothing was moved. {set_back}, or delete the {kind} once it is empty and run again."
         )
 
 
@@ -134,8 +136,20 @@ class DatabaseRefused(DatabaseUnreadable):
     """The connection failed with the password in play: it is wrong, or the server refused what comes right after it."""
 
 
+class DatabaseForbids(DatabaseUnreadable):
+    """It is reached, and waiting does not help: the role lacks a right."""
+
+    exit_code = 2
+
+
 class TablesMissing(DatabaseUnreadable):
     """As PolicyMissing: waiting does not help, `dlqbatch db upgrade` does."""
+
+    exit_code = 2
+
+
+class TablesTaken(DatabaseUnreadable):
+    """A table has the name of one of ours and was not made by dlqbatch; waiting does not help."""
 
     exit_code = 2
 

@@ -29,8 +29,14 @@ _LONGEST_TRACE = 8_000
 _LARGEST_NUMBER = 2**63
 _MOST_ITEMS = 50
 _DEEPEST = 4
-_URL_REST = re.compile(r"://\S+")
-_SECRET_PAIR = re.compile(r"((?:passw|pwd|passphrase|secret|token|api_?key|credential)\w{0,40}=)[^&\s]+", re.IGNORECASE)
+_URL_REST = re.compile(r"(?<=://)\S+")
+_NAMED = r"(?:passw|pwd|passphrase|secret|token|api[_-]?key|credential|authorization|\bpass\b)[\w-]{0,40}"
+_SECRET_PAIR = re.compile(
+    # password=…, "password": "…", X-Api-Key: …, Authorization: Bearer …; not the address that a text goes on with.
+    rf"({_NAMED}[\"']?(?:=|\s?[:=]\s?))(?!//)(?:\"[^\"]+\"|'[^']+'|(?:(?:bearer|basic|digest)\s+)?[^&\s]+)",
+    re.IGNORECASE,
+)
+_SECRET_ALONE = re.compile(r"\b(bearer\s+)[\w.~+/=-]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", re.IGNORECASE)
 _NEEDS_QUOTES = re.compile(r"[\s\"=]")
 
 
@@ -53,19 +59,21 @@ _SHORTEST_SECRET = 8
 
 
 def masked(text: str) -> str:
-    """Hide what `hide` was told, and the passwords in everything that looks like a URL or `password=…`."""
+    """Hide what `hide` was told, the passwords in everything that looks like a URL, and what looks like a secret."""
     for secret in _hidden:
         text = text.replace(secret, "***")
-    return _SECRET_PAIR.sub(r"\1***", _URL_REST.sub(_mask_url, text))
+    text = _SECRET_PAIR.sub(r"\1***", _URL_REST.sub(lambda found: mask_login(found[0]), text))
+    return _SECRET_ALONE.sub(lambda found: f"{found[1] or ''}***", text)
 
 
-def _mask_url(found: re.Match[str]) -> str:
+def mask_login(rest: str) -> str:
+    """What follows the scheme of a URL, without the password or token in front of its host."""
     # The last @ counts: a password may hold an @ or a / that should have been encoded.
-    secret, at, place = found[0].removeprefix("://").rpartition("@")
+    secret, at, place = rest.rpartition("@")
     if "?" in secret:  # nobody can tell which side of the ? or of the @ is the password
-        return "://***"
+        return "***"
     user, colon, _ = secret.partition(":")
-    return f"://{user}:***@{place}" if colon else f"://***@{place}" if at else found[0]
+    return f"{user}:***@{place}" if colon else f"***@{place}" if at else rest
 
 
 class Log:
@@ -113,6 +121,11 @@ def configure(level: Level = "info", style: Format = "auto") -> None:
 def is_json() -> bool:
     """Whether `configure` chose JSON."""
     return any(isinstance(handler.formatter, _Json) for handler in logging.root.handlers)
+
+
+def is_on_terminal() -> bool:
+    """Whether the logs are text that a person reads on a terminal, where a command prints its report too."""
+    return not is_json() and _is_terminal()
 
 
 def json_line(level: Level, event: str, logger: str, fields: Mapping[str, object]) -> str:

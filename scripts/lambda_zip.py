@@ -31,13 +31,15 @@ PLATFORMS: Final = ("manylinux2014", "manylinux_2_28")
 # By AWS's name for a machine: that of Python's packages.
 ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
 
+AUTHORITY: Final = "ca.pem"
+"""The certificates of those who sign the database's, if they are here: for sslmode=verify-full."""
 PYTHONS: Final = ("3.11", "3.12", "3.13")
 
 _NOT_RUN: Final = frozenset({"__pycache__", "bin", "test", "testing", "tests"})
 _SOURCES: Final = frozenset({".c", ".h", ".pxd", ".pyc", ".pyi", ".pyx"})
 # They speak of the folder as pip left it, which is not what is in the package.
 _INSTALLATION: Final = frozenset({"INSTALLER", "RECORD", "REQUESTED"})
-_OURS: Final = frozenset({".mako", ".py"})
+_OURS: Final = frozenset({".mako", ".py", ".sql"})
 _WHEN: Final = (1980, 1, 1, 0, 0, 0)
 _ALL_MAY_READ: Final = 0o100644 << 16
 
@@ -120,6 +122,9 @@ def _dependencies(folder: Path) -> Iterator[tuple[str, Path]]:
 def _program() -> Iterator[tuple[str, Path]]:
     for name in ("handler.py", "application.properties"):
         yield name, ROOT / name
+    authority = ROOT / AUTHORITY
+    if authority.is_file():
+        yield AUTHORITY, authority
     for path in (ROOT / "dlqbatch").rglob("*"):
         if path.suffix in _OURS:
             yield path.relative_to(ROOT).as_posix(), path

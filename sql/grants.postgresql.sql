@@ -28,9 +28,12 @@ GRANT INSERT ON dlq_runs TO dlqbatch_drain;
 -- The jobs: drain, check, ingest, lifecycle, monitor, retain; and the doctor, which looks at the schema's version.
 GRANT SELECT ON dlq_event_config, dlq_rules, dlqbatch_version TO dlqbatch_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dlq_messages, dlq_runs, dlq_alerts, dlq_unproven_runs TO dlqbatch_worker;
+GRANT SELECT, INSERT, UPDATE ON dlq_alert_receivers, dlq_looks TO dlqbatch_worker;
+GRANT SELECT, INSERT, DELETE ON dlq_queue_readings TO dlqbatch_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON dlq_unproven_retries TO dlqbatch_worker;
 GRANT SELECT, INSERT, UPDATE ON dlq_attempts, dlq_breakers TO dlqbatch_worker;
 GRANT SELECT, INSERT ON dlq_transitions TO dlqbatch_worker;
-GRANT SELECT, DELETE ON dlq_plans TO dlqbatch_worker;
+GRANT SELECT, UPDATE, DELETE ON dlq_plans TO dlqbatch_worker;
 GRANT SELECT, UPDATE, DELETE ON dlq_plan_items TO dlqbatch_worker;
 GRANT SELECT, INSERT, DELETE ON dlq_cold_copies TO dlqbatch_worker;
 
@@ -39,7 +42,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON dlq_event_config, dlq_rules TO dlqbatch_
 GRANT SELECT, INSERT, UPDATE ON dlq_messages, dlq_attempts, dlq_breakers, dlq_plans, dlq_plan_items TO dlqbatch_operator;
 GRANT SELECT, INSERT, DELETE ON dlq_transitions TO dlqbatch_operator;
 GRANT SELECT, INSERT ON dlq_runs TO dlqbatch_operator;
-GRANT SELECT ON dlq_alerts, dlqbatch_version TO dlqbatch_operator;
+GRANT SELECT ON dlq_alerts, dlq_looks, dlqbatch_version TO dlqbatch_operator;
+GRANT SELECT, INSERT, DELETE ON dlq_queue_readings TO dlqbatch_operator;
+GRANT SELECT, INSERT, UPDATE, DELETE ON dlq_unproven_retries TO dlqbatch_operator;
 
 -- Who only looks: status, messages list, groups, search, show and journal, replay status, rules list, events list, db current.
-GRANT SELECT ON dlq_event_config, dlq_rules, dlq_messages, dlq_attempts, dlq_transitions, dlq_runs, dlq_breakers, dlq_plans, dlq_plan_items, dlq_alerts, dlqbatch_version TO dlqbatch_reader;
+GRANT SELECT ON dlq_event_config, dlq_rules, dlq_messages, dlq_attempts, dlq_transitions, dlq_runs, dlq_breakers, dlq_plans, dlq_plan_items, dlq_alerts, dlq_looks, dlq_unproven_retries, dlqbatch_version TO dlqbatch_reader;

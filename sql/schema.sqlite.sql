@@ -324,4 +324,81 @@ CREATE INDEX dlq_messages_by_plan ON dlq_messages (plan_id, status, id) WHERE pl
 
 UPDATE dlqbatch_version SET version_num='0004' WHERE dlqbatch_version.version_num = '0003';
 
+-- Running upgrade 0004 -> 0005
+
+CREATE TABLE dlq_alert_receivers (
+    alert_id INTEGER NOT NULL,
+    receiver TEXT NOT NULL,
+    told TEXT,
+    told_at TEXT,
+    tries INTEGER DEFAULT 0 NOT NULL,
+    next_try_at TEXT NOT NULL,
+    telling_until TEXT,
+    PRIMARY KEY (alert_id, receiver),
+    CONSTRAINT dlq_alert_receivers_told CHECK (told IN ('fired', 'resolved')),
+    FOREIGN KEY(alert_id) REFERENCES dlq_alerts (id) ON DELETE CASCADE
+);
+
+CREATE TABLE dlq_looks (
+    figure TEXT NOT NULL,
+    at TEXT NOT NULL,
+    counted INTEGER NOT NULL,
+    PRIMARY KEY (figure)
+);
+
+UPDATE dlqbatch_version SET version_num='0005' WHERE dlqbatch_version.version_num = '0004';
+
+-- Running upgrade 0005 -> 0006
+
+ALTER TABLE dlq_messages ADD COLUMN moved_to TEXT;
+
+DROP INDEX dlq_messages_waiting;
+
+CREATE INDEX dlq_messages_waiting ON dlq_messages (next_retry_at) WHERE status = 'pending' AND NOT is_due AND next_retry_at IS NOT NULL AND plan_id IS NULL;
+
+UPDATE dlqbatch_version SET version_num='0006' WHERE dlqbatch_version.version_num = '0005';
+
+-- Running upgrade 0006 -> 0007
+
+ALTER TABLE dlq_attempts ADD COLUMN acknowledged_at TEXT;
+
+ALTER TABLE dlq_attempts ADD COLUMN proof TEXT;
+
+CREATE TABLE dlq_queue_readings (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    queue TEXT NOT NULL,
+    at TEXT NOT NULL,
+    counted_from TEXT NOT NULL,
+    reading TEXT NOT NULL
+);
+
+CREATE INDEX dlq_queue_readings_by_queue ON dlq_queue_readings (queue, at);
+
+CREATE TABLE dlq_unproven_retries (
+    place TEXT NOT NULL,
+    retries INTEGER NOT NULL,
+    sent_at TEXT NOT NULL,
+    acknowledged BOOLEAN NOT NULL,
+    missing TEXT NOT NULL,
+    queue TEXT,
+    ready INTEGER,
+    unacknowledged INTEGER,
+    delayed INTEGER,
+    consumers INTEGER,
+    at TEXT NOT NULL,
+    PRIMARY KEY (place)
+);
+
+UPDATE dlqbatch_version SET version_num='0007' WHERE dlqbatch_version.version_num = '0006';
+
+-- Running upgrade 0007 -> 0008
+
+ALTER TABLE dlq_messages ADD COLUMN framework_id TEXT;
+
+ALTER TABLE dlq_messages ADD COLUMN returned_digest BLOB;
+
+CREATE INDEX dlq_messages_by_framework_id ON dlq_messages (framework_id) WHERE framework_id IS NOT NULL;
+
+UPDATE dlqbatch_version SET version_num='0008' WHERE dlqbatch_version.version_num = '0007';
+
 COMMIT;

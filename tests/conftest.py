@@ -21,12 +21,14 @@ import contextlib
 import os
 import secrets
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
 import hypothesis
 import psycopg
 import pytest
+from example_counts import examples
 
 from scripts import services
 from scripts.servers.management import Management
@@ -36,13 +38,26 @@ from scripts.servers.server import ServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 # A machine that is busy makes examples slowly: that is no defect.
 hypothesis.settings.register_profile(
-    "dlqbatch", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+    "dlqbatch",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    print_blob=True,
+    max_examples=examples(100),
 )
 hypothesis.settings.load_profile("dlqbatch")
+
+UNIT = Path(__file__).parent / "unit"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`-m quick` chooses the unit tests that need neither time nor programs, and those that are marked themselves."""
+    for item in items:
+        if item.path.is_relative_to(UNIT) and not {"slow", "promtool"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker("quick")
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +155,14 @@ def _vhost(api: str) -> Iterator[Management]:
 @pytest.fixture(scope="session")
 def database_server() -> Iterator[str]:
     """The address of the maintenance database, as psycopg spells it."""
+    with _database_server() as url:
+        yield url
+        if ready_store := sys.modules.get("ready_store"):
+            ready_store.drop_template(url)
+
+
+@contextlib.contextmanager
+def _database_server() -> Iterator[str]:
     url = os.environ.get("DLQBATCH_TEST_DATABASE_URL")
     if url:
         yield url.replace("+psycopg", "")

@@ -1,1 +1,1 @@
-"""RabbitMQ through pika: the only place that knows it."""
+"""RabbitMQ: connections, taking and publishing messages through pika, and what the management API reports."""

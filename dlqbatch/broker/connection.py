@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
+from typing import Any, Final
 
-from pika import ConnectionParameters, PlainCredentials, SSLOptions
+from pika import ConnectionParameters
 from pika.adapters.select_connection import IOLoop
+from pika.channel import Channel
 from pika.exceptions import (
     AMQPConnectionError,
     AMQPError,
@@ -20,114 +20,31 @@ from pika.exceptions import (
     ProbableAccessDeniedError,
     ProbableAuthenticationError,
 )
-from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from dlqbatch import logs
-from dlqbatch.broker import trust
 from dlqbatch.broker.wire import Wire
 from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused, LoginRefused, readable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pika.channel import Channel
-    from tenacity import RetryCallState
 
 _log = logs.get(__name__)
 
 _TICK: Final = 0.01
-"""Seconds after which a wait looks up even if nothing happens."""
+"""Seconds after which a wait checks its condition even if nothing happens."""
 _ANSWER_WITHIN: Final = 15.0
 """Seconds that a synchronous method may take."""
+BLOCKED: Final = "the broker has blocked publishing (memory or disk alarm)"
 _LAST_TURNS: Final = 10
-"""Of the loop, for pika to close the socket of a connection that is given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Where the broker is and how to speak to it."""
-
-    urls: Sequence[str]
-    connect_timeout: float = 10.0
-    heartbeat: int = 20
-    blocked_timeout: float = 20.0
-    tls_ca_file: str | None = None
-    tls_cert_file: str | None = None
-    tls_key_file: str | None = None
-    tls_verify: bool = True
-    name: str = "dlqbatch"
-    end_at: float = math.inf
-    """On the monotonic clock: when whoever uses the connection has to be done with it, closing included."""
+"""Turns of the loop in which pika may close the socket of a connection that is given up."""
 
 
 class NoAnswer(BrokerLost):
     """A method was not answered in time; the connection may live on."""
 
 
-def connect(access: Access) -> Connection:
-    """The first of the hosts that answers, tried in turn until the time is up."""
-    deadline = time.monotonic() + access.connect_timeout
-    attempts = Retrying(
-        stop=stop_before_delay(access.connect_timeout),
-        wait=wait_random_exponential(multiplier=0.2, max=2),
-        retry=retry_if_exception(
-            lambda error: isinstance(error, BrokerUnreachable) and not isinstance(error, LoginRefused)
-        ),
-        before_sleep=_tell_once,
-        reraise=True,
-    )
-    return attempts(_connect_to_any, access, deadline)
+class PublishingBlocked(BrokerLost):
+    """The broker reads no more from a connection that has published, until its memory or disk alarm is over."""
 
-
-def _tell_once(attempt: RetryCallState) -> None:
-    """Of the first attempt; the last one's error is for the caller to tell."""
-    error = attempt.outcome.exception() if attempt.outcome is not None else None
-    if attempt.attempt_number == 1 and isinstance(error, BrokerUnreachable):
-        _log.info("the broker cannot be reached yet, trying again", where=error.where, why=error.why)
-
-
-def _connect_to_any(access: Access, deadline: float) -> Connection:
-    failures: list[BrokerUnreachable] = []
-    for tried, url in enumerate(access.urls):
-        # One host that takes the connection and stays silent must leave time for the others.
-        part = (deadline - time.monotonic()) / (len(access.urls) - tried)
-        try:
-            return Connection(parameters(url, access, max(part, 0.5)), access.end_at)
-        except BrokerUnreachable as error:
-            failures.append(error)
-    raise all_of(failures)
-
-
-def all_of(failures: Sequence[BrokerUnreachable]) -> BrokerUnreachable:
-    """What each address said; a refused login among them stays one: a node that is down changes nothing about it."""
-    if not failures:
-        return BrokerUnreachable("?", "no broker URL is set")
-    if len(failures) == 1:
-        return failures[0]
-    kind = LoginRefused if any(isinstance(failure, LoginRefused) for failure in failures) else BrokerUnreachable
-    why = "; ".join(f"{failure.where}: {failure.why}" for failure in failures)
-    return kind(f"any of {len(failures)} addresses", why)
-
-
-def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters:
-    parts = urlsplit(url)
-    host = parts.hostname or "localhost"
-    tls = None
-    if parts.scheme == "amqps":
-        files = access.tls_ca_file, access.tls_cert_file, access.tls_key_file
-        tls = SSLOptions(trust.context(*files, verify=access.tls_verify), host)
-    return ConnectionParameters(
-        host=host,
-        port=parts.port or (5671 if tls else 5672),
-        virtual_host=unquote(parts.path[1:]) or "/",
-        credentials=PlainCredentials(unquote(parts.username or "guest"), unquote(parts.password or "guest")),
-        heartbeat=access.heartbeat,
-        blocked_connection_timeout=access.blocked_timeout,
-        socket_timeout=seconds,
-        stack_timeout=seconds,
-        ssl_options=tls,
-        client_properties={"connection_name": access.name, "product": "dlqbatch"},
-    )
+    def __init__(self) -> None:
+        super().__init__(BLOCKED)
 
 
 class Connection:
@@ -144,9 +61,12 @@ class Connection:
         self._where = f"{parameters.host}:{parameters.port}, virtual host '{parameters.virtual_host}'"
         self.login: bytes = parameters.credentials.username.encode()
         self._is_disposed = False
-        self._goes_on = False
+        self.answer_within = _ANSWER_WITHIN
+        """Seconds that a synchronous method may take."""
         self.blocked = False
         """The broker has stopped taking publishes: a memory or disk alarm."""
+        self.is_done = False
+        """Nothing that was sent matters any more, so that closing need not wait for the broker's answer."""
         self.wire = Wire(
             parameters,
             on_open_callback=self._opened.append,
@@ -163,6 +83,10 @@ class Connection:
             self._poll()
         self.wire.add_on_connection_blocked_callback(lambda *_: self._set_blocked(to=True))
         self.wire.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(to=False))
+
+    @property
+    def address(self) -> str:
+        return f"{self._parameters.host}:{self._parameters.port}"
 
     @property
     def frame_max(self) -> int:
@@ -184,49 +108,37 @@ class Connection:
         return bool(self._lost) or not self.wire.is_open
 
     def step(self) -> None:
-        """Let happen what is due; return after one event or a tick."""
+        """Handle what has come and what is due; return after one event or a tick."""
         self.check()
         self._poll()
         self.check()
 
     def check(self) -> None:
-        """Raise what has gone wrong."""
+        """Raise what has gone wrong since the last check."""
         if self.wire.failure is not None:
             raise self.wire.failure
         if self._lost:
             raise self._gone()
 
-    @contextmanager
-    def goes_on(self) -> Iterator[None]:
-        """Inside it, whoever waits for something else lets happen here what is due."""
-        self._goes_on = True
-        try:
-            yield
-        finally:
-            self._goes_on = False
-
-    def fileno(self) -> int | None:
-        """What to look at meanwhile: when there is something to read, `go_on` has something to do. None: not now."""
-        return self.wire.fileno() if self._goes_on and not self.is_closing else None
-
-    def go_on(self) -> None:
-        """As `step`, but what has gone wrong is for `check` to tell."""
-        self._goes_on = False
-        self._poll()
-        self._goes_on = True
-
     def end_by(self, end_at: float) -> None:
-        """Sooner than was said before; never later."""
+        """Set an earlier end than before; a later one changes nothing."""
         self._end_at = min(self._end_at, end_at)
 
-    def wait(self, until: Callable[[], object], what: str, seconds: float = _ANSWER_WITHIN) -> None:
+    def wait(self, until: Callable[[], object], what: str, seconds: float | None = None) -> None:
+        seconds = self.answer_within if seconds is None else seconds
         deadline = time.monotonic() + seconds
         while not until():
             now = time.monotonic()
             if now > self._end_at:
-                raise NoAnswer(f"no answer to {what} before the time of the run was over")
+                raise NoAnswer(f"no answer to {what} before the time of the run was over{self._because}")
             if now > deadline:
-                raise NoAnswer(f"no answer to {what} within {seconds:.0f} s")
+                raise NoAnswer(f"no answer to {what} within {seconds:.0f} s{self._because}")
+            self.step()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass in which the connection goes on living."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
             self.step()
 
     def open_channel(self) -> Channel:
@@ -250,8 +162,8 @@ class Connection:
             scratch.close()
 
     @contextmanager
-    def asking(self, name: str) -> Iterator[Scratch]:
-        """As `scratch`, to ask about one queue or exchange; NoAnswer if that costs the connection it is asked on.
+    def scratch_for(self, name: str) -> Iterator[Scratch]:
+        """A scratch channel to ask about one queue or exchange; NoAnswer if that costs the connection it is asked on.
 
         RabbitMQ 4.3 closes a whole connection where the text of a refusal is too long for its frame and not all ASCII.
         The text holds that name and the virtual host's, so that such names are asked about on a connection beside.
@@ -271,7 +183,7 @@ class Connection:
         """Close politely, or at least quickly; a loss at this point changes nothing any more."""
         if self._is_disposed:
             return
-        deadline = min(time.monotonic() + seconds, self._end_at)
+        deadline = min(time.monotonic() + (0.0 if self.is_done else seconds), self._end_at)
         with suppress(AMQPError):
             self.wire.close()
         while not self._lost and time.monotonic() < deadline:
@@ -299,11 +211,15 @@ class Connection:
     def _set_blocked(self, *, to: bool) -> None:
         self.blocked = to
 
+    @property
+    def _because(self) -> str:
+        return f": {BLOCKED}" if self.blocked else ""
+
     def _gone(self) -> BrokerLost:
-        return self.lost_as(describe(self._lost[0]))
+        return self.lost_as(f"{describe(self._lost[0])}{self._because}")
 
     def _unreachable(self, error: BaseException) -> BrokerUnreachable:
-        refused = isinstance(error, _REFUSALS) and _CLOSED in str(error)
+        refused = is_login_refused(error)
         self._dispose()
         return (LoginRefused if refused else BrokerUnreachable)(self._where, describe(error))
 
@@ -319,24 +235,65 @@ class Scratch:
     def call(self, method: str, **arguments: Any) -> Any:
         """The broker's answer to a pika channel method, or ChannelRefused."""
         answers: list[Any] = []
-        channel = self._open()
-        getattr(channel, method)(**arguments, callback=answers.append)
-        self._connection.wait(lambda: answers or self._refusals, method)
-        if self._refusals:
-            raise self._refused()
+        getattr(self._open(), method)(**arguments, callback=answers.append)
+        self._wait(lambda: answers, method)
         return answers[0].method
 
+    def look(self, kind: str, name: str) -> Any:
+        """Declare a queue or an exchange passively: nothing is made, and ChannelRefused says that it is not there."""
+        return self.call(f"{kind}_declare", passive=True, **{kind: name})
+
+    def is_there(self, kind: str, name: str) -> bool:
+        try:
+            self.look(kind, name)
+        except ChannelRefused as refused:
+            if refused.is_gone:
+                return False
+            raise
+        return True
+
+    def ready(self, queue: str) -> int:
+        """Messages ready in the queue, by its own count and not by statistics."""
+        return int(self.look("queue", queue).message_count)
+
     def call_later(self, method: str, **arguments: Any) -> None:
-        """Send a method that is only answered when it is refused; the next `call` raises what was refused."""
+        """Send a method that is only answered when it is refused; `finish` or the next `call` raises the refusal."""
         if self._refusals:
             raise self._refused()
         getattr(self._open(), method)(**arguments)
+
+    def finish(self, what: str) -> None:
+        """Wait until the broker has done all that `call_later` sent, or raise ChannelRefused; `what` that was."""
+        answers: list[Any] = []
+        self._open().basic_qos(callback=answers.append)  # its answer comes after all of that
+        self._wait(lambda: answers, what)
 
     def provoke(self, method: str, **arguments: Any) -> ChannelRefused:
         """Send what the broker is certain to refuse, and return how it does."""
         getattr(self._open(), method)(**arguments)
         self._connection.wait(lambda: self._refusals, method)
         return self._refused()
+
+    def try_publish(self, exchange: str) -> None:
+        """Publish in a transaction that is rolled back; ChannelRefused or PublishingBlocked if we may not publish.
+
+        Nobody sees such a message, and a broker that would take it writes nothing into its log.
+        """
+        self.call("tx_select")
+        answers: list[Any] = []
+        channel = self._open()
+        channel.basic_publish(exchange, "", b"")
+        channel.tx_rollback(callback=answers.append)
+        self._connection.wait(lambda: answers or self._refusals or self._connection.blocked, "tx.rollback")
+        if self._connection.blocked:
+            raise PublishingBlocked
+        if self._refusals:
+            raise self._refused()
+
+    def _wait(self, until: Callable[[], object], what: str) -> None:
+        self._connection.wait(lambda: until() or self._refusals, what)
+        if self._refusals:
+            raise self._refused()
 
     def close(self) -> None:
         channel, self._channel = self._channel, None
@@ -351,20 +308,24 @@ class Scratch:
         return self._channel
 
     def _refused(self) -> ChannelRefused:
-        error, self._channel = self._refusals[0], None
+        error, self._channel, self._refusals = self._refusals[0], None, []
         if isinstance(error, ChannelClosedByBroker):
             return ChannelRefused(error.reply_code, error.reply_text)
         raise self._connection.lost_as(describe(error)) from error
 
 
 _REFUSALS: Final = (ProbableAuthenticationError, ProbableAccessDeniedError)
+# What pika only guesses to be a refusal is one if the broker gave a reason; a dead host closes without one.
 _CLOSED: Final = "ConnectionClosedByBroker"
-"""What pika only guesses to be a refusal is one if the broker gave a reason; a dead host closes without one."""
+
+
+def is_login_refused(error: BaseException) -> bool:
+    return isinstance(error, _REFUSALS) and _CLOSED in str(error)
 
 
 def describe(error: BaseException) -> str:
-    """What pika's exceptions wrap, in words; never what was sent, so never a password."""
-    if isinstance(error, _REFUSALS) and _CLOSED in str(error):
+    """Why a connection or a channel was closed; never what was sent, so never a password."""
+    if is_login_refused(error):
         words = str(error.args[0]).partition(_CLOSED)[2].strip(": ")
         if isinstance(error, ProbableAuthenticationError):
             return f"the login was refused; user or password is wrong, or the user may not log in from here: {words}"

@@ -1,45 +1,241 @@
-"""Two ways to take messages from one queue, within a limit: pipelined gets, and a consumer that never over-delivers.
+"""What a transfer takes messages from: a queue, by pipelined gets or a consumer (consume.py), or a store.
 
-Classic queues are fetched by basic.get, many outstanding. On a quorum queue each get is a round through the log, and
-acknowledgements still under way are lost when a channel closes; there a consumer is an order of magnitude faster and,
-cancelled in the right order, loses none.
+A queue has a channel of its own, whose deliveries are read without pika, and which alone may settle them.
 """
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from collections.abc import Callable, Sequence
+from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
+from typing import Final, Protocol
+
+from pika.channel import Channel
 
 from dlqbatch import logs
+from dlqbatch.amqp.delivery import Delivery, Offer
 from dlqbatch.broker import frames
-from dlqbatch.broker.receiving import Receiving
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dlqbatch.broker.connection import Connection
-    from dlqbatch.broker.receiving import Spare
-    from dlqbatch.message.delivery import Delivery
+from dlqbatch.broker.connection import Connection, describe
+from dlqbatch.broker.frames import FRAME_END, FRAME_OVERHEAD
+from dlqbatch.broker.wire import NOT_AMQP
+from dlqbatch.errors import BrokerLost, DlqbatchError
 
 _log = logs.get(__name__)
 
-PREFETCH: Final = 512
-_ROUND: Final = 32
-"""Prefetches in one round; where memory allowed only a small one, the next round asks again."""
-_APPLIED_AT_ONCE: Final = 16
-"""Acknowledgements one by one that a channel of a quorum queue hands on whatever comes next; it keeps back what is more
-than 32, and forgets that when it is closed."""
-_RESERVE: Final = 2
-"""Messages that a round's consumer leaves: one for a probe, one for the get at its end."""
+_LARGEST_BODY: Final = 512 * 1024 * 1024
+"""Bytes of a body beyond what any setting of a broker allows."""
+AHEAD: Final = 256
+"""Messages settled before an earlier one of their queue, with which that one's confirm is not waited for any more."""
+
+
+class Spare:
+    """The messages that a run may still take beyond the limits of its queues, which share them."""
+
+    def __init__(self, messages: int = 0) -> None:
+        self._left = messages
+
+    def take(self, wanted: int) -> int:
+        given = min(wanted, self._left)
+        self._left -= given
+        return given
+
+
+class Receiving:
+    """One queue's channel: each message is settled here or held, and acknowledged when `flush` finds it due."""
+
+    def __init__(
+        self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None], spare: Spare
+    ) -> None:
+        self.queue = queue
+        self.limit = limit
+        self.taken = 0
+        self._spare = spare
+        self.lost: str | None = None
+        """The broker closed the channel: what it had not seen settled is back in the queue."""
+        self._connection = connection
+        self._deliver = deliver
+        self._wire = connection.wire
+        self._coming: Delivery | None = None
+        self._address, self._exchange, self._key = b"\x00\x00", "", ""
+        """Exchange and key of the message before, as bytes and as text: most often they are those of the next."""
+        self._left = 0
+        self._acked = 0
+        self._prefix = 0
+        self._ahead: set[int] = set()
+        self._settled = 0
+        self._holding = False
+        self._singles: list[int] = []
+        self._channel: Channel = connection.open_channel()
+        self._closing = False
+        self._channel.add_on_close_callback(self._closed)
+        self._number: int = self._channel.channel_number
+        self._wire.busy[self._number] = self._read_frame
+
+    def settle(self, tag: int) -> None:
+        """The message is where it belongs; `flush` acknowledges it."""
+        if self.lost is not None:
+            return
+        self._settled += 1
+        if self._holding:
+            self._singles.append(tag)
+        elif tag == self._prefix + 1:
+            self._prefix = tag
+            while self._ahead and self._prefix + 1 in self._ahead:
+                self._prefix += 1
+                self._ahead.discard(self._prefix)
+        else:
+            self._ahead.add(tag)
+            if len(self._ahead) >= AHEAD:
+                self.acknowledge_each()
+
+    def hold(self, tag: int, reason: str | None) -> None:  # noqa: ARG002  (a receipt is always told which, and why)
+        """The message stays with us until `release` puts it back."""
+        self._settled += 1
+        self.acknowledge_each()
+
+    def flush(self) -> None:
+        """Send what acknowledgements are due."""
+        self._acknowledge(self._due)
+
+    def release(self) -> None:
+        """Acknowledge the last, put back what was not settled and close; done once `is_closed`."""
+        if self.lost is not None or self._closing:
+            return
+        self._closing = True
+        self.acknowledge_each()
+        self._acknowledge(self._due)
+        self._put_back()
+
+    def _put_back(self) -> None:
+        self._wire.put(frames.requeue(self._number))
+        self._wire.flush()
+        if self._channel.is_open:
+            self._channel.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._channel.is_closed)
+
+    @property
+    def is_receiving(self) -> bool:
+        """A message of several frames has come in part."""
+        return self._coming is not None
+
+    @property
+    def ahead(self) -> int:
+        """How many wait to be acknowledged together with one that is not settled yet."""
+        return len(self._ahead)
+
+    @property
+    def _due(self) -> int:
+        return self._prefix - self._acked + len(self._singles)
+
+    def acknowledge_each(self) -> None:
+        """Acknowledge one by one from here on: a multiple acknowledgement cannot reach past a message that stays."""
+        self._singles.extend(self._ahead)
+        self._ahead.clear()
+        self._holding = True
+
+    def _acknowledge(self, most: int) -> None:
+        if self.lost is not None:
+            return
+        in_order = min(self._prefix - self._acked, most)
+        if in_order > 0:
+            self._acked += in_order
+            self._wire.put(frames.ack(self._number, self._acked, multiple=True))
+        singles = self._singles[: most - in_order]
+        if singles:
+            self._wire.put(b"".join(frames.ack(self._number, tag, multiple=False) for tag in singles))
+            del self._singles[: len(singles)]
+
+    def _closed(self, _channel: Channel, error: Exception) -> None:
+        self._wire.forget(self._number)
+        self.lost = describe(error)
+        if not self._closing and not self._connection.is_closing:
+            _log.warning("the broker closed a queue's channel", queue=self.queue, why=self.lost)
+
+    def _begin_message(self, buffer: bytes, position: int) -> int:
+        """Where the method goes on behind the routing key."""
+        address = position + 9
+        try:
+            if not buffer.startswith(self._address, address):
+                self._exchange, after = frames.read_short_string(buffer, address)
+                self._key, end = frames.read_short_string(buffer, after)
+                self._address = buffer[address:end]
+            tag = frames.delivery_tag(buffer, position)[0]
+            redelivered = buffer[position + 8] == 1
+        except (IndexError, StructError) as error:
+            raise BrokerLost(f"{NOT_AMQP}: {type(error).__name__}") from error
+        self._coming = Delivery(self, tag, self._exchange, self._key, redelivered)
+        self.taken += 1
+        return address + len(self._address)
+
+    def _got_message(self, buffer: bytes, position: int) -> None:
+        """A message that was asked for by itself; behind it stands how many more are ready.
+
+        What another channel has just put back may not have been counted when the limit was set. It is told by its
+        flag from what arrives only now, which is left to the next run.
+        """
+        end = self._begin_message(buffer, position)
+        if self.taken >= self.limit and self._coming is not None and self._coming.redelivered:
+            self.limit += self._spare.take(frames.message_count(buffer, end)[0])
+
+    def _read_frame(self, kind: int, buffer: bytes, start: int, end: int) -> int:
+        if kind == frames.METHOD:
+            if end - start < frames.SHORTEST_METHOD:
+                raise BrokerLost(f"{NOT_AMQP}: a method of {end - start} bytes")
+            if not self._read_method(frames.method_id(buffer, start)[0], buffer, start + 4):
+                return 0
+            return end + 1 if self._coming is None else self._read_content(self._coming, buffer, end + 1)
+        coming = self._coming
+        if coming is None:
+            return 0
+        if kind == frames.HEADER:
+            self._read_header(coming, buffer, start, end)
+        else:
+            coming.chunks.append(buffer[start : end + 1])  # type: ignore[union-attr]  # ours until it is handed on
+            self._left -= end - start
+            if self._left < 0:
+                raise BrokerLost(f"{NOT_AMQP}: a message longer than it was said to be")
+        if self._left == 0:
+            self._coming = None
+            if not self._closing:
+                self._deliver(coming)
+        return end + 1
+
+    def _read_header(self, coming: Delivery, buffer: bytes, start: int, end: int) -> None:
+        if end - start < frames.SHORTEST_HEADER:
+            raise BrokerLost(f"{NOT_AMQP}: a content header of {end - start} bytes")
+        coming.body_size, coming.properties = frames.read_content_header(buffer, start, end)
+        self._left = coming.body_size
+        if coming.body_size > _LARGEST_BODY:
+            raise BrokerLost(f"{NOT_AMQP}: a message of {coming.body_size:,} bytes")
+
+    def _read_content(self, coming: Delivery, buffer: bytes, position: int) -> int:
+        """A message that is here whole is handed on at once; the frames of any other come one by one."""
+        content = frames.read_content(buffer, position, self._number)
+        if content is None:
+            return position
+        properties, chunk, position = content
+        coming.properties, coming.body_size, coming.chunks = properties, len(chunk) - 1, [chunk]
+        self._coming = None
+        if not self._closing:
+            self._deliver(coming)
+        return position
+
+    def _read_method(self, method: int, buffer: bytes, position: int) -> bool:
+        raise NotImplementedError
 
 
 class Fetch(Protocol):
     """Takes at most `limit` messages from one queue and settles what it issued."""
 
-    queue: str
-    taken: int
-    lost: str | None
-    """The broker closed the channel: what it had not seen settled is back in the queue."""
+    @property
+    def queue(self) -> str: ...
+    @property
+    def taken(self) -> int: ...
+    @property
+    def lost(self) -> str | None:
+        """Why the broker closed the channel: what it had not seen settled is back in the queue."""
 
     @property
     def outstanding(self) -> int: ...
@@ -48,10 +244,14 @@ class Fetch(Protocol):
         """How many wait to be acknowledged together with one that is not settled yet."""
 
     @property
+    def is_receiving(self) -> bool:
+        """A message of several frames has come in part."""
+
+    @property
     def is_finished(self) -> bool: ...
     @property
     def is_waiting(self) -> bool:
-        """It has asked for a message, and the broker has not answered."""
+        """A message was asked for, and the broker has not answered."""
 
     def ask(self, room: int) -> None: ...
     def acknowledge_each(self) -> None: ...
@@ -97,10 +297,10 @@ class Gets(Receiving):
     def stop(self) -> None:
         self._exhausted = True
 
-    def _method(self, method: int, buffer: bytes, position: int) -> bool:
+    def _read_method(self, method: int, buffer: bytes, position: int) -> bool:
         if method == frames.GET_OK:
             self._asked -= 1
-            self._got(buffer, position)
+            self._got_message(buffer, position)
             return True
         if method == frames.GET_EMPTY:
             self._asked -= 1
@@ -109,215 +309,87 @@ class Gets(Receiving):
         return False
 
 
-class Consume(Receiving):
-    """A consumer with a prefetch, in rounds: consume, cancel, acknowledge the rest, get one.
+class MessageSource(Protocol):
+    """A store that has messages to publish, and wants to know which the broker took."""
 
-    As long as what is acknowledged and the prefetch together stay below the limit, the broker cannot deliver more.
-    It must have delivered all that it may, or have nothing left, before the consumer is cancelled: what a quorum queue
-    has assigned to a consumer by then, but not sent, stays assigned until the channel closes, and counts as delivered.
-    The get at the end of a round makes the channel apply the acknowledgements it has put aside, which would be lost
-    at its close; and it says whether the queue is empty, which a consumer is never told.
-    """
+    def more(self, room: int) -> Sequence[Offer] | None:
+        """At most so many; none if there are none at the moment, None if there will be no more."""
 
-    probes_after: ClassVar[float] = 0.01
-    """Seconds without a delivery after which the queue may be empty, or the broker slow: it is asked which."""
-    probes_at: ClassVar[int] = 0
-    """With at most so many ready a get makes sure. With more it would bring what comes after all that is on its way."""
-    gives_up_after: ClassVar[float] = 0.2
-    """The same for a round whose one get was used up, and for what is not settled before the next."""
+    def may_publish(self) -> bool:
+        """Asked before each publish: nobody has stopped the run, and nobody has stopped what it sends."""
+
+    def confirmed(self, tag: int) -> None: ...
+    def held(self, tag: int, reason: str | None) -> None:
+        """The message was not published, or nobody knows whether it was."""
+
+    def flush(self) -> None:
+        """Called often: the time to write down what was confirmed."""
+
+
+class StoreFetch:
+    """Messages from a store instead of a queue: nothing has to be acknowledged, so it never waits for the broker."""
+
+    queue = ""
+    lost: str | None = None
+    outstanding = ahead = 0
+    is_receiving = is_waiting = False
+    is_closed = True
 
     def __init__(
-        self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None], spare: Spare
+        self,
+        source: MessageSource,
+        frame_max: int,
+        deliver: Callable[[Delivery], None],
+        failed: Callable[[DlqbatchError], None],
     ) -> None:
-        super().__init__(connection, queue, limit, deliver, spare)
-        self._state = "ready" if limit > 0 else "finished"
-        self._stopping = False
-        self._rounds = 0
-        self._consumer = b""
-        self._quota = 0
-        """What this round's consumer may deliver."""
-        self._delivered = 0
-        self._credited = 0
-        """Acknowledgements sent in this round; each lets the broker deliver one more."""
-        self._prefetch = 0
-        self._looking = False
-        self._looked = 0.0
-        self._probing = False
-        self._may_probe = False
-        self._probed = 0
-        """The tag of what a probe has got."""
-        self._before = 0
-        """The last tag before this round."""
-        self._last_change = 0.0
-        """When the broker last delivered something, or was last allowed to."""
-
-    @property
-    def outstanding(self) -> int:
-        """What the broker may still send without being asked again."""
-        if self.lost is not None:
-            return 0
-        if self._state == "getting":
-            return 1
-        if self._state in {"consuming", "cancelling"}:
-            return self._prefetch + self._credited - self._delivered + self._probing
-        return 0
+        self.taken = 0
+        self._source = source
+        self._chunk = frame_max - FRAME_OVERHEAD
+        self._deliver = deliver
+        self._failed = failed
+        self._exhausted = False
 
     @property
     def is_finished(self) -> bool:
-        return self.lost is not None or (self._state == "finished" and self._coming is None)
-
-    @property
-    def is_waiting(self) -> bool:
-        return self._state == "getting"
+        return self._exhausted
 
     def ask(self, room: int) -> None:
-        """Go one step on, if there is one to go."""
-        # The last two are got one by one, at once.
-        if self._state == "ready" and room > 0 and (self.limit - self.taken <= _RESERVE or self._has_waited()):
-            self._acknowledge_settled()
-            self._start_round(room)
-        elif self._state == "consuming" and not self._probing:
-            self._continue_round()
-        elif self._state == "cancelled" and self._has_waited():
-            self._acknowledge_settled()
-            self._get_one()
+        if self._exhausted or room <= 0:
+            return
+        try:
+            offers = self._source.more(room)
+        except DlqbatchError as error:
+            self._exhausted = True
+            self._failed(error)
+            return
+        if offers is None:
+            self._exhausted = True
+            return
+        for offer in offers:
+            self.taken += 1
+            delivery = Delivery(self, offer.tag, offer.exchange, offer.routing_key, redelivered=False)
+            delivery.properties, delivery.body_size = offer.properties, len(offer.body)
+            cuts = range(0, len(offer.body), self._chunk)
+            delivery.chunks = [offer.body[cut : cut + self._chunk] + FRAME_END for cut in cuts]
+            self._deliver(delivery)
 
     def stop(self) -> None:
-        self._stopping = True
-        if self._state == "ready":
-            self._state = "finished"
+        self._exhausted = True
 
-    def release(self) -> None:
-        """As of any channel; but what was settled after the last round's get wants one of its own.
-
-        It may bring a message too many. That one goes back, which counts as a delivery; without it all those that the
-        channel has put aside would come back, and be there twice.
-        """
-        late = len(self._singles) + len(self._ahead)
-        if self.lost is not None or self._closing or late <= _APPLIED_AT_ONCE:
-            super().release()
-            return
-        self._closing = True
-        self.acknowledge_each()
-        self._acknowledge(self._due)
-        self._state = "ending"
-        self._wire.put(frames.get(self._number, self.queue))
-        self._wire.flush()
+    def acknowledge_each(self) -> None:
+        """Nothing waits for another one's confirm."""
 
     def flush(self) -> None:
-        if self._state != "consuming" or self._stopping:
-            return
-        # Only as many as keep what the broker may deliver within the quota, and not one by one.
-        allowed = self._quota - self._prefetch - self._credited
-        batch = min(self._due, allowed)
-        if batch > 0 and (batch == allowed or batch >= self._prefetch // 8):
-            self._last_change = time.monotonic()
-            self._credited += batch - self._strangers(batch)
-            self._acknowledge(batch)
+        try:
+            self._source.flush()
+        except DlqbatchError as error:
+            self._failed(error)
 
-    def _strangers(self, batch: int) -> int:
-        """How many of these were no deliveries to the consumer: to acknowledge one lets the broker deliver nothing."""
-        in_order = min(self._prefix - self._acked, batch)
-        singles = self._singles[: batch - in_order]
-        has_probed = self._acked < self._probed <= self._acked + in_order or self._probed in singles
-        return has_probed + sum(tag <= self._before for tag in singles)
+    def release(self) -> None:
+        self.flush()
 
-    def _has_waited(self) -> bool:
-        """All is settled; or something is so late that the others do not wait for it any longer."""
-        return self._settled == self.taken or time.monotonic() - self._last_change > self.gives_up_after
+    def settle(self, tag: int) -> None:
+        self._source.confirmed(tag)
 
-    def _acknowledge_settled(self) -> None:
-        if self._settled < self.taken:
-            self.acknowledge_each()
-        self._acknowledge(self._due)
-
-    def _start_round(self, room: int) -> None:
-        self._quota = self.limit - self.taken - _RESERVE
-        # The very first message is got alone: it tells whether there is one, and how large they are.
-        if self._quota < 1 or self.taken == 0:
-            self._get_one()
-            return
-        self._prefetch = min(PREFETCH, self._quota, room)
-        self._quota = min(self._quota, self._prefetch * _ROUND)
-        self._delivered = self._credited = self._probed = 0
-        self._before = self.taken
-        self._may_probe = True
-        self._looked = 0.0
-        # A quorum queue remembers a consumer as long as messages of its are held. Another one of the same name would be
-        # sent what the broker takes for missing, and RabbitMQ 3.10 breaks down over that.
-        self._rounds += 1
-        self._consumer = b"dlqbatch-%d" % self._rounds
-        self._state = "consuming"
-        self._last_change = time.monotonic()
-        self._wire.put(
-            frames.qos(self._number, self._prefetch) + frames.consume(self._number, self.queue, self._consumer)
-        )
-
-    def _continue_round(self) -> None:
-        all_settled = self._settled == self.taken
-        if not self.outstanding:
-            # With everything settled, the prefetch is used up by messages that stay; or one of it is never confirmed.
-            if self._delivered >= self._quota or self._stopping or self._has_waited():
-                self._cancel()
-        elif all_settled or self._stopping:
-            now = time.monotonic()
-            if self._looking:
-                return
-            if now - self._last_change > self.gives_up_after:
-                self._cancel()
-            elif self._may_probe and now - max(self._last_change, self._looked) > self.probes_after:
-                self._looking = True
-                self._wire.put(frames.look(self._number, self.queue))
-
-    def _cancel(self) -> None:
-        self._state = "cancelling"
-        self._wire.put(frames.cancel(self._number, self._consumer))
-
-    def _get_one(self) -> None:
-        self._state = "getting"
-        self._wire.put(frames.get(self._number, self.queue))
-
-    def _method(self, method: int, buffer: bytes, position: int) -> bool:
-        if self._state == "ending":
-            if method == frames.GET_OK:
-                self._begin(buffer, position)
-            if method in {frames.GET_OK, frames.GET_EMPTY}:
-                self._put_back()
-                return True
-        if method == frames.DELIVER:
-            self._delivered += 1
-            self._last_change = time.monotonic()
-            self._begin(buffer, position + 1 + buffer[position])
-        elif method == frames.GET_OK:
-            self._got(buffer, position)
-            self._answered(is_empty=False)
-        elif method == frames.GET_EMPTY:
-            self._answered(is_empty=True)
-        elif method == frames.DECLARE_OK and self._looking:
-            self._looked_at(*frames.message_count(buffer, position + 1 + buffer[position]))
-        elif method in {frames.CANCEL_OK, frames.CANCEL}:
-            # The broker cancels by itself when the queue is deleted.
-            self._state = "cancelled"
-        else:
-            return method in {frames.CONSUME_OK, frames.QOS_OK}
-        return True
-
-    def _looked_at(self, ready: int) -> None:
-        self._looking, self._looked = False, time.monotonic()
-        if ready <= self.probes_at and self._state == "consuming":
-            self._may_probe, self._probing = False, True
-            self._wire.put(frames.get(self._number, self.queue))
-
-    def _answered(self, *, is_empty: bool) -> None:
-        self._last_change = time.monotonic()
-        if self._probing:
-            self._probing = False
-            if not is_empty:
-                self._probed = self.taken  # tags count from one
-            # The probe went behind our acknowledgements, and what they had assigned is sent before a cancel is read.
-            if is_empty and self._state == "consuming":
-                self._cancel()
-        elif is_empty:
-            self._state = "finished"
-        else:
-            self._state = "finished" if self._stopping or self.taken >= self.limit else "ready"
+    def hold(self, tag: int, reason: str | None) -> None:
+        self._source.held(tag, reason)

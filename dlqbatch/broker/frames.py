@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from dlqbatch.message.table import to_bytes, to_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from dlqbatch.amqp.table import to_bytes, to_text
 
 METHOD, HEADER, BODY = 1, 2, 3
 
@@ -31,8 +29,8 @@ _BODY_SIZE: Final = Struct(">Q").unpack_from
 _FRAME_START: Final = Struct(">BHI")
 _CONTENT_START: Final = Struct(">BHIHHQ")
 
-_END: Final = b"\xce"
-_END_MARK: Final = _END[0]
+FRAME_END: Final = b"\xce"
+_END_MARK: Final = FRAME_END[0]
 _FRAME: Final = _FRAME_START.pack
 _METHOD: Final = Struct(">BHIHH").pack
 _SETTLE: Final = Struct(">BHIHHQBB").pack
@@ -41,7 +39,7 @@ _PROPERTIES_AT: Final = 12
 """Class, weight and body size stand before the properties in a content header."""
 SHORTEST_METHOD: Final = 4
 SHORTEST_HEADER: Final = _PROPERTIES_AT + 2
-"""Bytes of a content header without any property: its flags are there all the same."""
+"""Bytes of a content header without any property; its flags are always there."""
 FRAME_OVERHEAD: Final = 8
 _BEFORE_PAYLOAD: Final = _FRAME_START.size
 _BEFORE_PROPERTIES: Final = _CONTENT_START.size
@@ -54,7 +52,7 @@ def get(channel: int, queue: str) -> bytes:
     return b"%b\x00\x00%c%b\x00\xce" % (_METHOD(METHOD, channel, 8 + len(name), 60, 70), len(name), name)
 
 
-def look(channel: int, queue: str) -> bytes:
+def passive_declare(channel: int, queue: str) -> bytes:
     """A passive declaration: how many are ready, and nothing is taken."""
     name = to_bytes(queue)
     start = _METHOD(METHOD, channel, 12 + len(name), 50, 10)
@@ -68,7 +66,7 @@ def qos(channel: int, prefetch: int) -> bytes:
 def consume(channel: int, queue: str, consumer: bytes) -> bytes:
     name = to_bytes(queue)
     payload = b"\x00\x00%c%b%c%b\x00\x00\x00\x00\x00" % (len(name), name, len(consumer), consumer)
-    return _METHOD(METHOD, channel, 4 + len(payload), 60, 20) + payload + _END
+    return _METHOD(METHOD, channel, 4 + len(payload), 60, 20) + payload + FRAME_END
 
 
 def cancel(channel: int, consumer: bytes) -> bytes:
@@ -79,9 +77,14 @@ def ack(channel: int, tag: int, *, multiple: bool) -> bytes:
     return _SETTLE(METHOD, channel, 13, 60, 80, tag, multiple, 0xCE)
 
 
-def requeue_all(channel: int) -> bytes:
-    """Nack with tag 0: everything on the channel that is not settled yet."""
-    return _SETTLE(METHOD, channel, 13, 60, 120, 0, 0b11, 0xCE)
+def requeue(channel: int, up_to: int = 0) -> bytes:
+    """A nack of all that is not settled yet up to this tag, which must be there; 0 is everything on the channel."""
+    return _SETTLE(METHOD, channel, 13, 60, 120, up_to, 0b11, 0xCE)
+
+
+def reject(channel: int, tag: int) -> bytes:
+    """Back into the queue; on a quorum queue it counts as a delivery, on every version of the broker."""
+    return _SETTLE(METHOD, channel, 13, 60, 90, tag, 1, 0xCE)
 
 
 def publish(channel: int, exchange: str, key: str) -> bytes:
@@ -103,8 +106,8 @@ def content(channel: int, method: bytes, body_size: int, properties: bytes, chun
     if len(chunks) == 1:
         # As nearly every message; one joining of bytes in place of two.
         chunk = chunks[0]
-        return b"".join((method, header, properties, _END, _FRAME(BODY, channel, len(chunk) - 1), chunk))
-    return b"".join((method, header, properties, _END, *(body(channel, chunk) for chunk in chunks)))
+        return b"".join((method, header, properties, FRAME_END, _FRAME(BODY, channel, len(chunk) - 1), chunk))
+    return b"".join((method, header, properties, FRAME_END, *(body(channel, chunk) for chunk in chunks)))
 
 
 def body(channel: int, chunk: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The broker's management API: the one client for what AMQP cannot tell."""
+"""The broker's management API: its client, queues by wildcards, and one run's questions with an end to them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,38 @@ import base64
 import json
 import re
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
-from dlqbatch.broker import trust
+from dlqbatch import logs
+from dlqbatch.amqp.patterns import is_wildcard, pattern
+from dlqbatch.amqp.table import LONGEST_NAME
+from dlqbatch.broker.access import tls_context
+from dlqbatch.broker.answers import NOT_FOUND
+from dlqbatch.broker.connection import Connection
 from dlqbatch.errors import BrokerUnreachable, SettingsError
-from dlqbatch.message.table import LONGEST_NAME
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+_log = logs.get(__name__)
 
 PAGE: Final = 500
 """Queues in one answer; the API gives no more."""
 MOST_PAGES: Final = 1000
-_TIMEOUT: Final = 15.0
+ANSWERS_WITHIN: Final = 15.0
+QUICKLY: Final = 3.0
+"""Seconds that a run waits for an answer that it can do without."""
 _LONGEST_ERROR: Final = 64 * 1024
 _LONGEST_ANSWER: Final = 64 * 1024 * 1024
 _PIECE: Final = 64 * 1024
+# A time-out ends failure; this and the largest size end an answer that never does.
 _LONGEST_SECONDS: Final = 60.0
-"""A time-out ends silence; these two end an answer that never does."""
 _BAD_REQUEST: Final = 400
+_TYPES: Final = ("classic", "quorum")
 _SHOWN: Final = 60
 """Characters of a name that is none."""
 _NO_PAGES: Final = "wildcards need the management API (management_url), names do not"
@@ -60,7 +67,7 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 class Api:
-    """Where it is, who asks, and how its https address is trusted: as the broker's is."""
+    """A client: the address, the login, and the certificates that the broker's own connection uses too."""
 
     def __init__(
         self,
@@ -71,11 +78,13 @@ class Api:
         tls_cert_file: str | None = None,
         tls_key_file: str | None = None,
         tls_verify: bool = True,
+        timeout: float = ANSWERS_WITHIN,
     ) -> None:
+        self._timeout = timeout
         broker = urlsplit(broker_url)
         own = urlsplit(management_url) if management_url else broker
         self.user = unquote(broker.username or "guest")
-        """Whom the broker knows us as; the API may know another."""
+        """The user of the AMQP connection; the API may be asked by another."""
         self.vhost = unquote(broker.path[1:]) or "/"
         user = unquote(own.username or broker.username or "guest")
         password = unquote(own.password or broker.password or "guest")
@@ -89,7 +98,7 @@ class Api:
         self._tls_verify = tls_verify
 
     def ask(self, *path: str, query: str = "") -> Answer:
-        """Its answer to a path given in parts, which are quoted here; NoReply if there is none."""
+        """The answer to a path in parts, which are quoted here; NoReply if there is none."""
         place = "/".join(quote(part, safe="") for part in path)
         where = f"{self.address}/api/{place}"
         if not where.startswith(("http://", "https://")):
@@ -97,7 +106,7 @@ class Api:
         headers = {"Authorization": f"Basic {self._token}"}
         request = Request(f"{where}?{query}" if query else where, headers=headers)  # noqa: S310  (checked above)
         try:
-            with self._opener.open(request, timeout=_TIMEOUT) as response:
+            with self._opener.open(request, timeout=self._timeout) as response:
                 return Answer(json.loads(_whole(response)), response.headers.get("Date"))
         except HTTPError as error:
             content = b""
@@ -113,13 +122,11 @@ class Api:
     def _opener(self) -> OpenerDirector:
         if not self.address.startswith("https://"):
             return build_opener(_NoRedirects)
-        return build_opener(
-            _NoRedirects, HTTPSHandler(context=trust.context(*self._tls_files, verify=self._tls_verify))
-        )
+        return build_opener(_NoRedirects, HTTPSHandler(context=tls_context(*self._tls_files, verify=self._tls_verify)))
 
 
 def _whole(response: Any) -> bytes:
-    """What somebody else answers: an end to its size and to its time, whoever it is."""
+    """The answer, up to a largest size and a longest time: whoever listens there may not be RabbitMQ."""
     ends, parts, size = time.monotonic() + _LONGEST_SECONDS, list[bytes](), 0
     while piece := response.read1(_PIECE):
         parts.append(piece)
@@ -138,34 +145,44 @@ class Expansion(NamedTuple):
     """Wildcards that match no queue."""
     left_out: tuple[str, ...]
     """What wildcards match and nothing can be taken from: a sentence for each."""
+    types: Mapping[str, str]
+    """The types (classic or quorum) of the queues that wildcards match."""
 
 
 def expansion(names: Iterable[str], api: Api) -> Expansion:
-    """Names as they stand, wildcards (`*`) as the queues they match; only wildcards need the API."""
+    """Names as they stand, wildcards (`*` and `?`) as the queues they match; only wildcards need the API."""
     found: dict[str, None] = {}
     wildcards: dict[str, re.Pattern[str]] = {}
     for name in names:
-        if "*" in name:
-            wildcards[name] = re.compile(".*".join(re.escape(part) for part in name.split("*")), re.DOTALL)
+        if is_wildcard(name):
+            wildcards[name] = pattern(name)
         else:
             found[name] = None
     unmatched = dict.fromkeys(wildcards)
     left_out: dict[str, None] = {}
+    types: dict[str, str] = {}
     if wildcards:
-        for queue, is_stream in sorted(_queues(api)):
+        for queue, kind in sorted(
+            (item["name"], str(item.get("type") or ""))
+            for item in pages(api, "name,exclusive,type")
+            # An exclusive queue is closed to everybody but its owner: to ask for it would end the run.
+            if not item.get("exclusive")
+        ):
             matching = [name for name, wildcard in wildcards.items() if wildcard.fullmatch(queue)]
             for name in matching:
                 unmatched.pop(name, None)
             if not matching or queue in found:
                 continue
-            if why := _why_not(queue, is_stream=is_stream):
+            if why := _why_left_out(queue, is_stream=kind == "stream"):
                 left_out[why] = None
             else:
                 found[queue] = None
-    return Expansion(tuple(found), tuple(unmatched), tuple(left_out))
+                if kind in _TYPES:
+                    types[queue] = kind
+    return Expansion(tuple(found), tuple(unmatched), tuple(left_out), types)
 
 
-def _why_not(queue: str, *, is_stream: bool) -> str:
+def _why_left_out(queue: str, *, is_stream: bool) -> str:
     """Why it is left out: to ask for what AMQP cannot carry would end the run, and so would a get from a stream."""
     try:
         size = len(queue.encode())
@@ -178,24 +195,20 @@ def _why_not(queue: str, *, is_stream: bool) -> str:
     return f"'{queue}' is a stream and is left out" if is_stream else ""
 
 
-def _queues(api: Api) -> Iterator[tuple[str, bool]]:
-    """The names of those that are not exclusive, and whether it is a stream."""
-    columns = "name,exclusive,type"
+def pages(api: Api, columns: str) -> Iterator[dict[str, Any]]:
+    """These columns of every queue in the virtual host; BrokerUnreachable if the API does not answer."""
     for page in range(1, MOST_PAGES + 1):
         try:
             answer = api.ask("queues", api.vhost, query=f"page={page}&page_size={PAGE}&columns={columns}").content
-        except NoReply as silence:
-            if page > 1 and silence.code == _BAD_REQUEST and b"page_out_of_range" in silence.content:
+        except NoReply as failure:
+            if page > 1 and failure.code == _BAD_REQUEST and b"page_out_of_range" in failure.content:
                 return  # queues were deleted since the page before
-            if silence.code is None:
-                raise BrokerUnreachable(silence.where, f"{silence.why}; {_NO_PAGES}") from silence
+            if failure.code is None:
+                raise BrokerUnreachable(failure.where, f"{failure.why}; {_NO_PAGES}") from failure
             raise
         if not _is_page(answer):
             raise BrokerUnreachable(f"{api.address}/api/queues", "the answer is not a list of queues")
-        # An exclusive queue is closed to everybody but its owner: to ask for it would end the run.
-        for item in answer["items"]:
-            if not item.get("exclusive"):
-                yield item["name"], item.get("type") == "stream"
+        yield from answer["items"]
         if page >= answer["page_count"]:
             return
 
@@ -207,3 +220,93 @@ def _is_page(answer: Any) -> bool:
         and isinstance(answer.get("items"), list)
         and all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in answer["items"])
     )
+
+
+SECONDS: Final = 15.0
+"""Seconds that all questions of one run may take together."""
+_UNAUTHORISED: Final = 401
+_DO: Final = "; set dlqbatch.management-url to the management API of this broker"
+
+
+class Unanswered(Exception):
+    """The management API does not tell; the text says why and what to do."""
+
+
+class CheckedApi:
+    def __init__(self, api: Api, connection: Connection, *, seconds: float = SECONDS) -> None:
+        self._api = api
+        self._connection = connection
+        self._left = seconds
+        self._silent: str | None = None
+        self._is_checked = False
+        self.vhost = api.vhost
+        self.has_counters = True
+        """False: the broker is set not to count messages."""
+
+    def get(self, *path: str, query: str = "") -> Any:
+        """Its answer; None for what is not there. Unanswered if there is none."""
+        if not self._is_checked:
+            self._is_checked = True
+            self._check()
+        return self._ask(*path, query=query)
+
+    def give_up(self, why: str) -> Unanswered:
+        """Ask the API no more, because of this."""
+        self._silent = why
+        _log.info("what only the management API can tell stays unknown", why=why)
+        return Unanswered(why)
+
+    def is_not_rabbitmq(self, error: Exception) -> Unanswered:
+        return self.give_up(
+            f"what answers at {self._api.address} is no management API of RabbitMQ ({type(error).__name__}){_DO}"
+        )
+
+    def _ask(self, *path: str, query: str = "") -> Any:
+        if self._silent is not None:
+            raise Unanswered(self._silent)
+        began = time.monotonic()
+        try:
+            content = self._api.ask(*path, query=query).content
+        except NoReply as failure:
+            if failure.code == NOT_FOUND:
+                return None
+            raise self.give_up(self._explain(failure)) from failure
+        finally:
+            self._left -= time.monotonic() - began
+        if not isinstance(content, (dict, list)):
+            raise self.is_not_rabbitmq(TypeError())
+        if self._left <= 0:
+            self._silent = f"the management API at {self._api.address} answers too slowly"
+        return content
+
+    def _explain(self, failure: NoReply) -> str:
+        if failure.code == _UNAUTHORISED:
+            return (
+                f"the management API at {self._api.address} does not let this user in: give it the tag 'management' "
+                "(rabbitmqctl set_user_tags USER management)"
+            )
+        return f"{failure.why} ({self._api.address}){_DO}"
+
+    def _check(self) -> None:
+        """Compare the API's broker with the one that AMQP leads to: the default address may be a neighbour's."""
+        answer = self._ask("overview")
+        answer = answer if isinstance(answer, dict) else {}
+        ours: Mapping[str, Any] = self._connection.wire.server_properties or {}
+        pairs = [
+            (_text(ours.get("cluster_name")), _text(answer.get("cluster_name"))),
+            # While a cluster is upgraded its nodes are of two releases; for so long nothing is proven.
+            (_text(ours.get("version")), _text(answer.get("product_version") or answer.get("rabbitmq_version"))),
+        ]
+        for here, there in pairs:
+            if here and there and here != there:
+                raise self.give_up(
+                    f"the management API at {self._api.address} is of another broker: it names '{there}', the AMQP "
+                    f"connection '{here}'{_DO}"
+                )
+        self.has_counters = answer.get("disable_stats") is not True and answer.get("rates_mode") != "none"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else ""

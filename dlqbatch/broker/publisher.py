@@ -1,35 +1,29 @@
-"""Publishing with confirms, many at once; what the broker says of each is told to the transfer."""
+"""Publishing with confirms, many at once; each outcome is reported to the transfer or the worker."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from pika.channel import Channel
 
 from dlqbatch import logs
+from dlqbatch.amqp.delivery import STOPPED, Delivery, Publish, Route
+from dlqbatch.amqp.headers import ID, scan
+from dlqbatch.amqp.properties import split
+from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
 from dlqbatch.broker import frames
-from dlqbatch.broker.connection import describe
-from dlqbatch.message.delivery import Route
-from dlqbatch.message.headers import ID, scan
-from dlqbatch.message.properties import split
-from dlqbatch.message.table import LONGEST_NAME, to_bytes
+from dlqbatch.broker.answers import NO_PERMISSION, NOT_FOUND, is_of_one_key
+from dlqbatch.broker.connection import Connection, describe
 
-if TYPE_CHECKING:
-    from pika.channel import Channel
-
-    from dlqbatch.broker.connection import Connection
-    from dlqbatch.message.delivery import Delivery, Publish
-
-_NO_SUCH_EXCHANGE, _NO_PERMISSION = 404, 403
 _REFUSED: Final = "publish-refused"
-is_of_one_key: Final = re.compile(r"ACCESS_REFUSED - (?:\w+ )?access to topic '").match
-"""Whether a refusal holds for a single routing key; 4.3 says which access."""
 _log = logs.get(__name__)
 
 
 class Outcome(Protocol):
-    """Who wants to know; called from within a read."""
+    """Who is told what became of each publish, from within a read."""
 
     def confirmed(self, delivery: Delivery, publish: Publish) -> None: ...
     def unconfirmed(self, delivery: Delivery, publish: Publish, reason: str) -> None: ...
@@ -40,8 +34,15 @@ class Publisher:
     """One confirm channel, replaced when the broker closes it over a message it does not accept."""
 
     def __init__(
-        self, connection: Connection, outcome: Outcome, retain_bytes: int, refused: frozenset[str] = frozenset()
+        self,
+        connection: Connection,
+        outcome: Outcome,
+        retain_bytes: int,
+        refused: frozenset[str] = frozenset(),
+        may_publish: Callable[[], bool] | None = None,
     ) -> None:
+        """`may_publish` is asked before each publish, whatever leads to it; None: always."""
+        self._may_publish = may_publish
         self._connection = connection
         self._put = connection.wire.put
         self._outcome = outcome
@@ -52,11 +53,11 @@ class Publisher:
         self._returned: set[int] = set()
         self._sequence = 0
         self._first = 1
-        """All before it were answered by a confirm of many."""
+        """The first sequence number that no confirm of many has answered."""
         self._backlog: deque[tuple[Delivery, Publish]] = deque()
-        """Waits until the channel is open and trusted again."""
+        """What waits until the channel is open and trusted again."""
         self._suspects: deque[tuple[Delivery, Publish]] = deque()
-        """Was under way when the broker closed the channel."""
+        """What was under way when the broker closed the channel."""
         self._refused: set[str | Route] = set(refused)
         """Exchanges that take nothing from us, and single routes where a topic permission is missing."""
         self._methods: dict[tuple[str, str], bytes] = {}
@@ -71,7 +72,7 @@ class Publisher:
 
     @property
     def retained_bytes(self) -> int:
-        """Of bodies that are kept until their confirm, so that they could be sent again."""
+        """Bytes of bodies that are kept until their confirm, so that they could be sent again."""
         return self._retained
 
     def send(self, delivery: Delivery, publish: Publish) -> None:
@@ -100,6 +101,10 @@ class Publisher:
             delivery, publish = self._suspects.popleft()
             if self._is_refused(publish.route):
                 self._outcome.unconfirmed(delivery, publish, _REFUSED)
+                continue
+            if self._may_publish is not None and not self._may_publish():
+                # The broker may have taken it before the channel closed.
+                self._outcome.unconfirmed(delivery, publish, "not-confirmed")
                 continue
             self._emit(delivery, publish)
             self._connection.wire.flush()
@@ -143,7 +148,7 @@ class Publisher:
         self._methods.clear()
         self._number: int = channel.channel_number
         self._channel = channel
-        self._connection.wire.busy[self._number] = self._read
+        self._connection.wire.busy[self._number] = self._read_frame
 
     def _closed(self, channel: Channel, error: Exception) -> None:
         self._connection.wire.forget(channel.channel_number)
@@ -160,7 +165,7 @@ class Publisher:
         _log.warning(
             "the broker refuses a message", exchange=publish.route.exchange, key=publish.route.key, why=self._text
         )
-        if self._code in (_NO_PERMISSION, _NO_SUCH_EXCHANGE):
+        if self._code in (NO_PERMISSION, NOT_FOUND):
             self._refused.add(publish.route if is_of_one_key(self._text) else publish.route.exchange)
         self._outcome.unconfirmed(delivery, publish, _REFUSED)
 
@@ -168,6 +173,9 @@ class Publisher:
         return route.exchange in self._refused or route in self._refused
 
     def _emit(self, delivery: Delivery, publish: Publish) -> None:
+        if self._may_publish is not None and not self._may_publish():
+            self._outcome.unconfirmed(delivery, publish, STOPPED)
+            return
         chunks = delivery.chunks
         if chunks is None:
             # Its body was let go to save memory; it stays where it is for the next run.
@@ -200,7 +208,7 @@ class Publisher:
         method = self._methods[route] = frames.publish(self._number, *route)
         return method
 
-    def _read(self, kind: int, buffer: bytes, start: int, end: int) -> int:
+    def _read_frame(self, kind: int, buffer: bytes, start: int, end: int) -> int:
         if kind == frames.METHOD:
             method = frames.method_id(buffer, start)[0]
             if method == frames.CONFIRM_ACK:

@@ -1,36 +1,34 @@
-"""The engine of a run: fetch, hand over, publish, confirm, acknowledge, with many messages under way at once."""
+"""The main loop of a run: take, decide, publish, confirm, acknowledge, with many messages under way at once."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, NamedTuple
 
-from dlqbatch.broker.fetch import Consume, Fetch, Gets
-from dlqbatch.broker.offering import Offering
+from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Gather, Hold, Instruction, Publish
+from dlqbatch.amqp.envelope import Origin
+from dlqbatch.broker.answers import explained
+from dlqbatch.broker.connection import Connection, PublishingBlocked
+from dlqbatch.broker.consume import Consume
+from dlqbatch.broker.fetch import AHEAD, Fetch, Gets, MessageSource, Spare, StoreFetch
+from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.publisher import Publisher
-from dlqbatch.broker.receiving import AHEAD, Spare
 from dlqbatch.errors import BrokerLost, DlqbatchError
-from dlqbatch.message.delivery import AwaitOrigin, Delivery, Gather, Hold, Instruction, Publish
-
-if TYPE_CHECKING:
-    from dlqbatch.broker.connection import Connection
-    from dlqbatch.broker.offering import Source
-    from dlqbatch.message.envelope import Origin
 
 WINDOW: Final = 512
 """Messages under way at once: asked for, taken, published, confirmed before one that came earlier."""
 MEMORY: Final = 28 * 1024 * 1024
 """Bytes of bodies under way at once, unless one is larger; with fewer a large one costs the broker more."""
 _FIRST_GUESS: Final = 1024 * 1024
-"""The size a body is taken to have before one was seen."""
+"""Bytes that a body is taken to have before one was seen."""
 _SECOND_GUESS: Final = 32 * 1024
-"""And after one was seen, unless that was larger."""
-
-_ahead = attrgetter("ahead")
+"""Bytes that the next body is taken to have once one was seen, unless that was larger."""
 
 _BATCH: Final = 256
 """Messages that are stored in one transaction."""
@@ -40,10 +38,19 @@ _BATCH_AGE: Final = 0.05
 
 LEFT: Final = "left"
 NOT_STORED: Final = "not-stored"
+PUBLISHING_BLOCKED: Final = "publishing-blocked"
+FAILURE: Final = "failure"
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+Store = Callable[[Sequence[Any]], Sequence[tuple[str, str | None]]]
+"""Commits what was gathered, and says for each what it counts as and why; a DlqbatchError: none was stored."""
+
+
+def stores_nothing(_: Sequence[Any]) -> Sequence[tuple[str, str | None]]:
+    raise AssertionError("this run stores nothing")
+
+
+class Take(NamedTuple):
     """At most `limit` messages from one queue."""
 
     queue: str
@@ -53,7 +60,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """When a transfer stops taking, and when it stops waiting; both on the monotonic clock."""
+    """How far a run may go: when it stops taking, and when it stops waiting; both on the monotonic clock."""
 
     stop_at: float
     give_up_after: float
@@ -62,7 +69,7 @@ class Bounds:
     stopped: Callable[[], bool]
     """A signal has asked for the end."""
     progress: Callable[[int, int], None] = lambda _taken, _of: None
-    """Told now and then how many were taken, and of how many."""
+    """Called now and then with how many were taken, and of how many."""
     last_answers: float = 5.0
     """Seconds after that in which the broker may still answer what ends a run; then its connection is dropped."""
 
@@ -74,13 +81,13 @@ class Bounds:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of each message taken."""
+    """What became of the messages that one transfer took."""
 
     got: int = 0
     bytes: int = 0
     results: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     stopped_by: str | None = None
-    """bytes, time or signal; None when everything asked for was taken."""
+    """bytes, time, signal or failure; None when everything asked for was taken."""
     lost: str | None = None
     """Why the connection went away, if it did."""
     failure: DlqbatchError | None = None
@@ -91,23 +98,8 @@ class Tally:
     """Queues that the broker refused to go on with, or did not answer for, and why."""
 
 
-class Origins(Protocol):
-    """Who finds out whether an origin is there; may wait for the broker."""
-
-    def prepare(self, origin: Origin) -> None: ...
-    def forget(self, origin: Origin) -> None: ...
-
-
-Store = Callable[[Sequence[Any]], Sequence[tuple[str, str | None]]]
-"""Commits what was gathered, and says for each what it counts as and why; a DlqbatchError: none was stored."""
-
-
-def stores_nothing(_: Sequence[Any]) -> Sequence[tuple[str, str | None]]:
-    raise AssertionError("this run stores nothing")
-
-
 class Transfer:
-    """One pass over some queues; `handle` says for each delivery what is to be done with it."""
+    """One pass over some queues, or over a store; `handle` says for each delivery what is to be done with it."""
 
     def __init__(
         self,
@@ -117,15 +109,18 @@ class Transfer:
         bounds: Bounds,
         store: Store = stores_nothing,
         refused: frozenset[str] = frozenset(),
+        source: MessageSource | None = None,
     ) -> None:
-        """`refused` are exchanges known to take nothing from us."""
+        """`refused` are exchanges known to take nothing from us; `source` is a store that has messages too."""
         self.tally = Tally()
         self._connection = connection
         self._origins = origins
         self._handle = handle
         self._bounds = bounds
         self._max_bytes = bounds.max_bytes
-        self._fetches: list[Fetch] = []
+        self._bytes_end = bounds.max_bytes
+        """The bound on bytes; 0 while a body is under way that is as large as the bound by itself."""
+        self.fetches: list[Fetch] = []
         self._parked: defaultdict[Origin, list[Delivery]] = defaultdict(list)
         self._parked_bytes = 0
         self._store = store
@@ -137,64 +132,71 @@ class Transfer:
         self._has_signal = False
         self._wanted = 0
         self._unanswered = 0
-        """Messages taken that were neither counted nor put back yet."""
-        self._publisher = Publisher(connection, self, MEMORY, refused)
+        """The number of messages taken that were neither counted nor put back yet."""
+        self._source = source
+        self._publisher = Publisher(connection, self, MEMORY, refused, source.may_publish if source else None)
 
-    def run(self, takes: Sequence[Take], spare: int = 0, source: Source | None = None) -> Tally:
-        """Every message taken is counted once, whatever happens; a lost connection is reported, not raised."""
+    def run(self, takes: Sequence[Take] = (), spare: int = 0) -> Tally:
+        """Every message taken is counted once, whatever happens; a lost connection is reported, not raised.
+
+        `spare` is what may be taken beyond the limits, of messages that were there already when a limit was set.
+        """
         self._wanted = sum(take.limit for take in takes)
         shared = Spare(spare)
         try:
             for take in takes:
                 kind = Consume if take.is_quorum else Gets
-                self._fetches.append(kind(self._connection, take.queue, take.limit, self._take, shared))
-            if source is not None:
-                self._fetches.append(Offering(source, self._connection.frame_max, self._take, self._fail))
-            self._connection.wire.after_read = self._pump
+                self.fetches.append(kind(self._connection, take.queue, take.limit, self.deliver, shared))
+            if self._source is not None:
+                self.fetches.append(StoreFetch(self._source, self._connection.frame_max, self.deliver, self._fail))
+            self._connection.wire.after_read = self._go_on
             self._until_settled()
             self._finish()
         except BrokerLost as error:
             self.tally.lost = error.why
             self._leave_the_rest("connection-lost")
-            self._last_words()
+            if not self._connection.is_closing:
+                # Only an answer was missing: what is settled may still arrive, and will not be doubled.
+                with suppress(BrokerLost):
+                    for fetch in self.fetches:
+                        fetch.release()
         finally:
             self._connection.wire.after_read = None
         return self.tally
 
     def _until_settled(self) -> None:
-        self._pump()
+        self._go_on()
         self._connection.wire.flush()
         while not self._is_done() and self._time_left() > 0:
             self._connection.step()
             self._bounds.progress(self.tally.got, self._wanted)
-            self._look_up()
+            self._stop_if_due()
             if self._publisher.is_broken:
                 self._publisher.recover(self._time_left())
             if self._parked:
-                self._ask_for_origins()
+                self._prepare_origins()
             if self._gathered and self._is_batch_due():
                 self._store_batch()
-                self._connection.check()
-            self._pump()
+            self._go_on()
             self._connection.wire.flush()
         # Where connecting and reading the policy have used up the time, nothing has looked at it yet.
-        self._look_up()
+        self._stop_if_due()
 
     def _is_done(self) -> bool:
         return (
             not self._parked
             and not self._gathered
             and not self._publisher.outstanding
-            and all(fetch.is_finished for fetch in self._fetches)
+            and all(fetch.is_finished for fetch in self.fetches)
         )
 
     def _time_left(self) -> float:
         """Seconds until what is under way is given up."""
         return self._give_up_at - time.monotonic()
 
-    def _look_up(self) -> None:
+    def _stop_if_due(self) -> None:
         """Stop taking when the time is over or a signal asks for it; after a signal, waiting ends soon as well."""
-        is_taking = not all(fetch.is_finished for fetch in self._fetches)
+        is_taking = not all(fetch.is_finished for fetch in self.fetches)
         if not self._has_signal and self._bounds.stopped():
             self._has_signal = True
             self._give_up_at = min(self._give_up_at, time.monotonic() + self._bounds.give_up_after)
@@ -207,37 +209,42 @@ class Transfer:
     def _stop(self, why: str) -> None:
         if self.tally.stopped_by is None:
             self.tally.stopped_by = why
-            for fetch in self._fetches:
+            for fetch in self.fetches:
                 fetch.stop()
 
-    def _pump(self) -> None:
+    def _go_on(self) -> None:
         """Acknowledge what is due and ask for more, each queue a fair part of the room there is."""
-        active = [fetch for fetch in self._fetches if not fetch.is_finished]
-        if sum(fetch.ahead for fetch in self._fetches) >= AHEAD:
+        active = [fetch for fetch in self.fetches if not fetch.is_finished]
+        if sum(fetch.ahead for fetch in self.fetches) >= AHEAD:
             # Each of several queues may wait for one message, so that together they would fill the window.
-            max(self._fetches, key=_ahead).acknowledge_each()
+            max(self.fetches, key=attrgetter("ahead")).acknowledge_each()
         room = self._room() // len(active) if active else 0
-        for fetch in self._fetches:
+        for fetch in self.fetches:
             fetch.flush()
         # However large it is, one message that is never confirmed leaves room for one of each queue.
         has_room = self._unanswered <= 1
         for fetch in active:
-            fetch.ask(max(room, 1 if has_room and not fetch.outstanding else 0))
+            fetch.ask(max(room, 1 if has_room and not fetch.outstanding and self._room_to_bound() > 0 else 0))
 
     def _room(self) -> int:
         """How many more messages may be asked for within the window, the memory and the bound on bytes."""
-        asked = sum(fetch.outstanding for fetch in self._fetches)
-        confirmed = sum(fetch.ahead for fetch in self._fetches)
-        under_way = asked * self._expected_size + self._publisher.retained_bytes + self._parked_bytes
-        under_way += self._gathered_bytes
-        memory = (MEMORY - under_way) / self._expected_size
-        to_bound = (self._bounds.max_bytes - self.tally.bytes) / self._expected_size + 1 - asked
-        return max(int(min(WINDOW - asked - self._unanswered - confirmed, memory, to_bound)), 0)
+        asked = sum(fetch.outstanding for fetch in self.fetches)
+        confirmed = sum(fetch.ahead for fetch in self.fetches)
+        kept = self._publisher.retained_bytes + self._parked_bytes + self._gathered_bytes
+        memory = (MEMORY - kept) / self._expected_size - asked
+        return max(int(min(WINDOW - asked - self._unanswered - confirmed, memory, self._room_to_bound())), 0)
 
-    def _take(self, delivery: Delivery) -> None:
+    def _room_to_bound(self) -> int:
+        """How many more may be asked for, so that at most one body is larger than what is left of the bound."""
+        if not self._bytes_end:
+            return 0
+        left = (self._bytes_end - self.tally.bytes) / self._expected_size
+        return int(left) + 1 - sum(fetch.outstanding + fetch.is_receiving for fetch in self.fetches)
+
+    def deliver(self, delivery: Delivery) -> None:
         size, tally = delivery.body_size, self.tally
         tally.bytes += size
-        if tally.bytes >= self._max_bytes and self._is_beyond(delivery):
+        if tally.bytes >= self._bytes_end and self._is_beyond(delivery):
             return
         tally.got += 1
         self._unanswered += 1
@@ -250,16 +257,17 @@ class Transfer:
     def _is_beyond(self, delivery: Delivery) -> bool:
         """At the bound on bytes: whether it was reached before, so that this one goes back at the end of the run."""
         size = delivery.body_size
-        if self.tally.bytes - size >= self._max_bytes and isinstance(delivery.receipt, Gets):
+        if self.tally.bytes - size >= self._bytes_end and isinstance(delivery.receipt, Gets):
             # What a consumer brings is taken all the same: to put it back would cost it a delivery.
             self.tally.bytes -= size
             delivery.chunks = None
             return True
-        if size < self._max_bytes:
-            self._stop("bytes")
-        else:
+        if size >= self._max_bytes:
             # It alone would end the run: only once it has moved, for one that is refused is met first by every run.
             self.tally.bytes -= size
+            self._bytes_end = 0
+        elif self.tally.bytes >= self._max_bytes:
+            self._stop("bytes")
         return False
 
     def _follow(self, delivery: Delivery) -> None:
@@ -289,15 +297,11 @@ class Transfer:
         return is_full or time.monotonic() - self._gathered_since >= _BATCH_AGE
 
     def _store_batch(self) -> None:
-        """Commit first, acknowledge afterwards: a cut between the two stores a message twice, and loses none.
-
-        While the store waits for its server, what is to be stored next comes in.
-        """
+        """Commit first, acknowledge afterwards: a cut between the two stores a message twice, and loses none."""
         batch, self._gathered = self._gathered[:_BATCH], self._gathered[_BATCH:]
         self._gathered_since = time.monotonic()
         try:
-            with self._connection.goes_on():
-                results = self._store([kept for _, kept in batch])
+            results = self._store([kept for _, kept in batch])
         except DlqbatchError as error:
             self._fail(error)
             for delivery, _ in (*batch, *self._gathered):
@@ -311,7 +315,7 @@ class Transfer:
 
     def _fail(self, error: DlqbatchError) -> None:
         self.tally.failure = error
-        for fetch in self._fetches:
+        for fetch in self.fetches:
             fetch.stop()
 
     def _hold(self, delivery: Delivery, hold: Hold) -> None:
@@ -322,9 +326,11 @@ class Transfer:
     def _count(self, delivery: Delivery, counts_as: str, reason: str | None) -> None:
         self._unanswered -= 1
         self.tally.results[counts_as, reason] += 1
-        if delivery.body_size >= self._max_bytes and counts_as != LEFT:
-            self.tally.bytes += delivery.body_size
-            self._stop("bytes")
+        if delivery.body_size >= self._max_bytes:
+            self._bytes_end = self._max_bytes
+            if counts_as != LEFT:
+                self.tally.bytes += delivery.body_size
+                self._stop("bytes")
 
     def confirmed(self, delivery: Delivery, publish: Publish) -> None:
         self._count(delivery, publish.counts_as, publish.reason)
@@ -335,7 +341,10 @@ class Transfer:
 
     def unroutable(self, delivery: Delivery, publish: Publish) -> None:
         if publish.origin is None or delivery.resent:
-            self._hold(delivery, Hold(LEFT, "unroutable"))
+            if publish.origin is not None and self._origins.unroutable(publish.origin):
+                self._follow(delivery)
+            else:
+                self._hold(delivery, Hold(LEFT, "unroutable"))
             return
         # The queue may have been deleted and declared again, which loses the binding: bind and send once more.
         delivery.resent = True
@@ -343,41 +352,43 @@ class Transfer:
         self._parked[publish.origin].append(delivery)
         self._parked_bytes += delivery.body_size
 
-    def _ask_for_origins(self) -> None:
+    def _prepare_origins(self) -> None:
         for origin in list(self._parked):
             if self._time_left() <= 0:
                 return
-            self._origins.prepare(origin)
-            self._look_up()
+            try:
+                self._origins.prepare(origin)
+            except PublishingBlocked:
+                self._stop(FAILURE)
+                self._leave_parked(PUBLISHING_BLOCKED)
+                return
+            self._stop_if_due()
             for delivery in self._parked.pop(origin):
                 self._parked_bytes -= delivery.body_size
                 self._follow(delivery)
 
+    def _leave_parked(self, reason: str) -> None:
+        for delivery in chain.from_iterable(self._parked.values()):
+            self._parked_bytes -= delivery.body_size
+            self._hold(delivery, Hold(LEFT, reason))
+        self._parked.clear()
+
     def _finish(self) -> None:
         """Nothing more is taken and what is settled is known; now the broker must know it too."""
         self._connection.wire.after_read = None
-        self.tally.taken = {fetch.queue: fetch.taken for fetch in self._fetches}
-        for fetch in self._fetches:
+        self.tally.taken = {fetch.queue: fetch.taken for fetch in self.fetches}
+        for fetch in self.fetches:
             if fetch.lost is not None or fetch.is_waiting:
-                self.tally.refused[fetch.queue] = fetch.lost or "the broker did not answer in time"
+                self.tally.refused[fetch.queue] = explained(fetch.lost or "the broker did not answer in time")
         self._leave_the_rest("not-confirmed")
-        for fetch in self._fetches:
+        for fetch in self.fetches:
             fetch.release()
         self._publisher.close()
-        self._connection.wait(lambda: all(fetch.is_closed for fetch in self._fetches), "channel.close")
-
-    def _last_words(self) -> None:
-        """If only an answer was missing, what is settled may still arrive and will not be doubled."""
-        if not self._connection.is_closing:
-            for fetch in self._fetches:
-                fetch.release()
+        self._connection.wait(lambda: all(fetch.is_closed for fetch in self.fetches), "channel.close")
 
     def _leave_the_rest(self, reason: str) -> None:
         self._publisher.abandon(reason)
-        for deliveries in self._parked.values():
-            for delivery in deliveries:
-                self._hold(delivery, Hold(LEFT, "origin-check-failed"))
-        self._parked.clear()
+        self._leave_parked("origin-check-failed")
         for delivery, _ in self._gathered:
             self._hold(delivery, Hold(LEFT, NOT_STORED))
         self._gathered = []

@@ -7,19 +7,17 @@ them as offsets into what was read, and what is sent in answer to one read leave
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from socket import socket
 from ssl import SSLSocket
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pika.adapters.select_connection import SelectConnection
 from pika.exceptions import StreamLostError
 from pika.frame import decode_frame
 
 from dlqbatch.errors import BrokerLost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from socket import socket
 
 _FRAME_HEADER: Final = Struct(">BHI").unpack_from
 _HEADER_SIZE: Final = 7
@@ -57,11 +55,6 @@ class Wire(SelectConnection):
         """Drop the socket without a word; it takes a turn of the loop or two."""
         if not self.is_closed:
             self._terminate_stream(StreamLostError("given up"))
-
-    def fileno(self) -> int:
-        """Of the socket, as long as the connection is open."""
-        transport: Any = self._transport
-        return int(transport._sock.fileno())  # noqa: SLF001  (pika shows it nowhere)
 
     def put(self, frames: bytes) -> None:
         """Add whole encoded frames of one channel to what the next `flush` sends."""
@@ -126,11 +119,11 @@ class Wire(SelectConnection):
 
     def _proto_connection_made(self, transport: Any) -> None:
         if not isinstance(transport._sock, SSLSocket):  # noqa: SLF001  (pika shows it nowhere)
-            self._socket = transport._sock  # noqa: SLF001  (the same)
+            self._socket = transport._sock  # noqa: SLF001  (pika has no public way)
         transport._MAX_RECV_BYTES = _READ_SIZE  # noqa: SLF001  (pika offers no way to set it)
         # One read, and the run looks up: where a database works after each, the next confirms are there before it is
         # done, and no signal and no bound on time would be seen until all is sent.
-        transport._MAX_CONSUME_BYTES = 1  # noqa: SLF001  (the same)
+        transport._MAX_CONSUME_BYTES = 1  # noqa: SLF001  (pika has no public way)
         super()._proto_connection_made(transport)
 
     def _on_data_available(self, data_in: bytes) -> None:
@@ -183,7 +176,7 @@ class Wire(SelectConnection):
         self._reading = False
         self._unsent = self._get_write_buffer_size()
         transport: Any = self._transport
-        transport._nbio.remove_reader(transport._sock.fileno())  # noqa: SLF001  (nor to stop reading)
+        transport._nbio.remove_reader(transport._sock.fileno())  # noqa: SLF001  (pika has no method to stop reading)
         self._adapter_call_later(0.005, self._read_on)
 
     def _read_on(self) -> None:
@@ -199,4 +192,4 @@ class Wire(SelectConnection):
             self._adapter_call_later(0.005, self._read_on)
             return
         self._reading = True
-        transport._nbio.set_reader(transport._sock.fileno(), transport._on_socket_readable)  # noqa: SLF001  (the same)
+        transport._nbio.set_reader(transport._sock.fileno(), transport._on_socket_readable)  # noqa: SLF001  (pika has no public way)

@@ -8,42 +8,50 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import TextIO
+from typing import Final, NoReturn, TextIO
 
 NOBODY_READS: Final = 141
 """The exit code when stdout was closed early, as of every program that SIGPIPE ends."""
 INTERRUPTED: Final = 130
 _NOT_INSTALLED: Final = 2
-_GARBAGE: Final = 100_000
-"""Objects, before Python looks for garbage; a start makes nearly as many, all of them to stay."""
-_USUAL: Final = gc.get_threshold()
+# Options that stand without a command and belong to no job.
+_OF_THE_PROGRAM: Final = frozenset({"--help", "-h", "--version", "--install-completion", "--show-completion"})
+# Python looks for garbage after so many new objects. A start makes nearly as many, and all of them stay.
+_GARBAGE_THRESHOLD: Final = 100_000
+_USUAL_THRESHOLD: Final = gc.get_threshold()
 
 
-def hasten() -> None:
-    """Let this process, which is all ours, start quickly; to be called before anything else is imported."""
-    gc.set_threshold(_GARBAGE)
+def prepare_short_process() -> None:
+    """Let a process of our own start quickly. It has to be called before anything else is imported."""
+    gc.set_threshold(_GARBAGE_THRESHOLD)
     # A plugin of pydantic would see every setting, passwords too; and looking for one reads what every installed
     # package says of itself.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
-def linger() -> None:
-    """The opposite, for a process that lives long: what connections leave behind is looked for as often as usual."""
-    gc.set_threshold(*_USUAL)
+def prepare_long_process() -> None:
+    """Collect garbage as often as Python does by itself, for a process that lives long and opens many connections."""
+    gc.set_threshold(*_USUAL_THRESHOLD)
 
 
 def program() -> NoReturn:
-    """All that the process is for."""
+    """The whole process: one command, and its exit code."""
+    # First of all: as process 1 of a container, a process does not receive a signal that it has no handler for.
+    signal.signal(signal.SIGTERM, end_now)
     _open_what_is_closed()
     code = main()
     # What is left is Python's own end, where a signal would change the exit code of work that is done.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code)
+
+
+def end_now(number: int, _frame: object = None) -> None:
+    """What the signal does by default, also to process 1. A job sets its own handler once it may hold something."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    os._exit(128 + number)  # only process 1 comes so far
 
 
 def _open_what_is_closed() -> None:
@@ -59,7 +67,7 @@ def _open_what_is_closed() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; without arguments, one run of the job that the settings name."""
-    hasten()
+    prepare_short_process()
     given = list(sys.argv[1:] if arguments is None else arguments)
     out = sys.stdout
     for stream in (out, sys.stderr):
@@ -83,18 +91,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     try:
-        if not given:
+        # A shell that completes a command line sets this, and must never start a run.
+        is_completing = bool(os.environ.get("_DLQBATCH_COMPLETE"))
+        if not given and not is_completing:
             # A cold start from cron or a container: the parser and its tables would double the time it takes.
-            from dlqbatch.cli.job import run_job  # noqa: PLC0415  (each way loads what it needs)
+            from dlqbatch.cli.run import run_job  # noqa: PLC0415  (each way loads what it needs)
 
             return run_job(None)
-        from dlqbatch.cli.commands import run_command  # noqa: PLC0415  (the same)
+        from dlqbatch.cli.commands import run_command  # noqa: PLC0415  (loaded by the one way that needs it)
 
         # `handler.py --json` runs the same job as `handler.py` alone.
-        names_no_job = given[0].startswith("-") and given[0] not in {"--help", "-h", "--version"}
-        return run_command([_job(given), *given] if names_no_job else given)
+        if is_completing or not given[0].startswith("-") or given[0].partition("=")[0] in _OF_THE_PROGRAM:
+            return run_command(given)
+        return run_command([_job(given), *given], names_job=False)
     except KeyboardInterrupt:
-        from dlqbatch.cli.failure import say  # noqa: PLC0415  (the same)
+        from dlqbatch.cli.failure import say  # noqa: PLC0415  (loaded by the one way that needs it)
 
         say("KeyboardInterrupt", "interrupted", INTERRUPTED, as_json="--json" in given)
         return INTERRUPTED
@@ -111,8 +122,8 @@ def _run(given: list[str]) -> int:
 def _job(given: list[str]) -> str:
     """The job that the settings name; which of them is wrong is said by the job itself, when it reads them all."""
     from dlqbatch.errors import DlqbatchError  # noqa: PLC0415  (only for options without a job)
-    from dlqbatch.settings import load  # noqa: PLC0415  (the same)
-    from dlqbatch.settings.sources import CONFIG_VARIABLE  # noqa: PLC0415  (the same)
+    from dlqbatch.settings import load  # noqa: PLC0415  (loaded by the one way that needs it)
+    from dlqbatch.settings.sources import CONFIG_VARIABLE  # noqa: PLC0415  (loaded by the one way that needs it)
 
     words = [part for word in given for part in _flag_and_value(word)]
     environ, jobs = dict(os.environ), {}
@@ -135,18 +146,18 @@ def _flag_and_value(word: str) -> list[str]:
 
 
 def _unexpected(error: Exception, given: list[str]) -> int:
-    from dlqbatch.cli.failure import unexpected  # noqa: PLC0415  (the same)
+    from dlqbatch.cli.failure import unexpected  # noqa: PLC0415  (loaded by the one way that needs it)
 
     return unexpected(error, as_json="--json" in given)
 
 
 def _not_installed(package: str, *, as_json: bool) -> int:
-    from dlqbatch.cli.failure import say  # noqa: PLC0415  (the same)
+    from dlqbatch.cli.failure import say  # noqa: PLC0415  (loaded by the one way that needs it)
 
     text = (
         f"the package '{package}' is not installed for {sys.executable}. Nothing was done. Run "
-        "`pip install -r requirements.txt` in an environment of your own, or scripts/demo and scripts/test, which make "
-        ".venv; then start `.venv/bin/python handler.py`."
+        "`python3 -m venv .venv` and `.venv/bin/pip install -r requirements.txt --editable .` in the checkout; then "
+        "start `.venv/bin/dlqbatch`."
     )
     say("ModuleNotFoundError", text, _NOT_INSTALLED, as_json=as_json)
     return _NOT_INSTALLED

@@ -8,14 +8,20 @@ from typing import Annotated, Final
 
 import typer
 
-from dlqbatch.cli import table, timeline
-from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli import timeline
 from dlqbatch.cli.failure import PARTIAL
-from dlqbatch.cli.filters import Actor, person
-from dlqbatch.cli.printing import NOTHING, print_json, print_lines, remark, show_changes
-from dlqbatch.wiring.retain import archive as cold_archive
+from dlqbatch.cli.options import Actor, AsJson, Config, DryRun, Settings, configured, person
+from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark, show_changes
+from dlqbatch.retain.archive import archive as cold_archive
 
-app = typer.Typer(help="Cold storage: what retain has put there, and the way back.", no_args_is_help=True)
+app = typer.Typer(
+    help="""Cold storage: what retain has put there, and the way back.
+
+    dlqbatch archive list --verify
+    dlqbatch archive restore 4711 --reason "asked for by the auditors"
+    """,
+    no_args_is_help=True,
+)
 
 _WHICH: Final = "The number that a message had in the dead store, or its identity."
 
@@ -32,7 +38,7 @@ def list_parts(
 ) -> None:
     """List the parts of cold storage, the newest first.
 
-    The exit code is 1 if there are none, 3 if something is damaged or unfinished.
+    dlqbatch archive list --verify
     """
     archive = cold_archive(configured(settings, config))
     found = archive.survey()
@@ -57,7 +63,7 @@ def list_parts(
         print_json({"parts": rows, "damaged": damaged, "unfinished": list(found.unfinished)})
     else:
         if rows:
-            table.show(rows, tuple(rows[0]), as_json=False)
+            print_table(rows, tuple(rows[0]), as_json=False, below=("first", "last", "bytes", "written"))
         for part, why in sorted(wrong.items()):
             remark(f"{part} is damaged: {why}")
         for part in found.unfinished:
@@ -85,7 +91,9 @@ def show(
 ) -> None:
     """Show the newest cold copy of a message, as it was when it was copied.
 
-    With --json it is complete, the body as base64. The exit code is 1 if there is none.
+    With --json it is complete, the body as base64.
+
+    dlqbatch archive show 4711
     """
     found, part = cold_archive(configured(settings, config)).show(which)
     if as_json:
@@ -107,7 +115,9 @@ def restore(
 ) -> None:
     """Bring messages back into the dead store: they are manual then, and wait for a person.
 
-    The cold copy stays where it is. The exit code is 1 if none came back, 3 if some did and some did not.
+    The cold copy stays where it is.
+
+    dlqbatch archive restore 4711 --reason "asked for by the auditors"
     """
     archive = cold_archive(configured(settings, config))
     # Each once, also a number that is written in two ways: then there is one change for each, in their order.

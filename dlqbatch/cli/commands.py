@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from dlqbatch.cli.choices import AsJson, Config, DryRun, MaxBytes, MaxMessages, MaxSeconds, Settings, list_of, overrides
+from dlqbatch import __version__
 from dlqbatch.cli.failure import failed, say, tell_job
-from dlqbatch.cli.job import run_job
+from dlqbatch.cli.help_pages import Contents, Page
 from dlqbatch.errors import DlqbatchError
+from dlqbatch.jobs import JOBS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-COMMANDS: Final = ("drain", "ingest", "check", "lifecycle", "retain", "monitor", "status", "doctor", "schedule", "demo")
-"""Each is the function of this name in the module of this name, or it is in this one."""
-FAMILIES: Final = {
-    "replay": "replay",
-    "messages": "messages",
-    "rules": "rules",
-    "archive": "archive",
-    "events": "events",
-    "db": "database",
-    "topology": "topology",
+PANELS: Final = {
+    "Jobs, which a scheduler starts": (*JOBS, "schedule"),
+    "At night: what has failed, and what to do": ("status", "messages", "replay", "archive"),
+    "Set-up": ("doctor", "topology", "db", "events", "rules"),
+    "Other": ("demo",),
 }
-"""Commands with commands of their own, and the module whose `app` they are."""
+"""The commands in the order of the help."""
+COMMANDS: Final = tuple(name for names in PANELS.values() for name in names)
+_FAMILIES: Final = frozenset({"messages", "replay", "archive", "topology", "db", "events", "rules"})
+"""Commands with commands of their own: the `app` of their module. Any other is the function of its name."""
+_MODULES: Final = {"db": "database", **dict.fromkeys(JOBS, "jobs")}
+"""The module of each command whose module has another name."""
 
 
 def application(first: str | None = None) -> typer.Typer:
@@ -36,35 +34,39 @@ def application(first: str | None = None) -> typer.Typer:
 
     Any other word gets all of them: to list them, or to guess which one was meant.
     """
+    is_known = first in COMMANDS
     app = typer.Typer(
         name="dlqbatch",
+        cls=Contents,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=not is_known,
         context_settings={"help_option_names": ["-h", "--help"]},
-        epilog="Without a command: one run of the job that the settings name, which is drain. "
-        "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 partial, 4 broker or database unreachable, "
-        "130 interrupted, 141 nobody read the output to its end.",
+        epilog=EPILOG,
     )
     app.callback()(about)
-    is_known = first in COMMANDS or first in FAMILIES
-    own: dict[str, Callable[..., None]] = {"drain": drain, "ingest": ingest, "demo": demo}
-    for name in COMMANDS:
-        if name == first or not is_known:
-            app.command()(own.get(name) or getattr(import_module(f"dlqbatch.cli.{name}"), name))
-    for name, module in FAMILIES.items():
-        if name == first or not is_known:
-            app.add_typer(import_module(f"dlqbatch.cli.{module}").app, name=name)
+    for panel, names in PANELS.items():
+        for name in (one for one in names if one == first or not is_known):
+            module = import_module(f"dlqbatch.cli.{_MODULES.get(name, name)}")
+            if name in _FAMILIES:
+                for command in module.app.registered_commands:
+                    command.cls = Page
+                app.add_typer(module.app, name=name, cls=Contents, rich_help_panel=panel)
+            else:
+                app.command(cls=Page, rich_help_panel=panel)(getattr(module, name))
     return app
+
+
+EPILOG: Final = """\
+Without a command: one run of the job that the settings name, which is drain.
+`dlqbatch help COMMAND` is the same as `dlqbatch COMMAND --help`.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 partial, 4 broker or database unreachable; docs/cli.md has \
+them all."""
 
 
 def _show_version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        number = version("dlqbatch")
-    except PackageNotFoundError:
-        number = "(not installed, run from its folder)"
-    sys.stdout.write(f"dlqbatch {number}\n")
+    sys.stdout.write(f"dlqbatch {__version__}\n")
     raise typer.Exit
 
 
@@ -77,83 +79,32 @@ def about(
     """A scheduled batch processor for RabbitMQ dead letters and retries that loses nothing."""
 
 
-def drain(
-    settings: Settings = None,
-    config: Config = None,
-    *,
-    max_messages: MaxMessages = None,
-    max_bytes: MaxBytes = None,
-    max_seconds: MaxSeconds = None,
-    allow_empty_policy: Annotated[
-        bool,
-        typer.Option(
-            "--allow-empty-policy",
-            help="Run although not a single event is configured: every failed message becomes a dead letter.",
-        ),
-    ] = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-) -> None:
-    """Take what failed and decide by the policy: delay it, return it, or dead-letter it."""
-    given = {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
-    given["allow_empty_policy"] = allow_empty_policy or None
-    raise typer.Exit(run_job("drain", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
+def run_command(arguments: Sequence[str], *, names_job: bool = True) -> int:
+    """Parse and run; usage errors end with 2, as every error of the configuration does.
 
-
-def ingest(
-    queues: Annotated[
-        list[str] | None,
-        typer.Argument(help="Dead-letter queues, or wildcards such as 'dlq.*'; else as the setting says."),
-    ] = None,
-    settings: Settings = None,
-    config: Config = None,
-    *,
-    max_messages: MaxMessages = None,
-    max_bytes: MaxBytes = None,
-    max_seconds: MaxSeconds = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-) -> None:
-    """Take dead letters out of their queues into the dead store: committed first, then acknowledged."""
-    given = {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
-    given["ingest_queues"] = list_of(queues)
-    raise typer.Exit(run_job("ingest", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
-
-
-def demo(
-    settings: Settings = None,
-    *,
-    real_time: Annotated[
-        bool, typer.Option("--real-time", help="Wait 10, 15 and 20 seconds in the tiers, not fractions of them.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Watch three messages on a real broker: one passes, one fails for good, one passes at the second try."""
-    from dlqbatch.cli.demo import run_demo  # noqa: PLC0415  (pulls in Rich's live display)
-
-    raise typer.Exit(run_demo(overrides(settings), real_time=real_time, as_json=as_json))
-
-
-def run_command(arguments: Sequence[str]) -> int:
-    """Parse and run; usage errors end with 2, as every error of the configuration does."""
+    Without `names_job` the first argument is the settings' job, which nobody typed.
+    """
     as_json = "--json" in arguments
-    if arguments and (arguments[0] in COMMANDS or arguments[0] in FAMILIES):
+    if arguments[:1] == ["help"]:
+        arguments = [*(one for one in arguments if one != "help"), "--help"]
+    if arguments and arguments[0] in COMMANDS:
         tell_job(arguments[0])
     try:
         app = application(arguments[0] if arguments else None)
         code: object = app(list(arguments), prog_name="dlqbatch", standalone_mode=False)
     except typer.TyperException as error:
-        _say_misuse(error, as_json=as_json)
+        _say_misuse(error, as_json=as_json, names_job=names_job)
         return error.exit_code
     except DlqbatchError as error:
         return failed(error, as_json=as_json)
     return code if isinstance(code, int) else 0
 
 
-def _say_misuse(error: typer.TyperException, *, as_json: bool) -> None:
+def _say_misuse(error: typer.TyperException, *, as_json: bool, names_job: bool) -> None:
     text = error.format_message().strip()
     context: typer.Context | None = getattr(error, "ctx", None)
     # Without a text it is a group without a command, and its help has just been shown.
     if text:
-        hint = f"\n`{context.command_path} --help` shows what there is." if context is not None else ""
+        path = context.command_path if context is not None else ""
+        hint = f"\n`{path if names_job else 'dlqbatch'} --help` shows what there is." if path else ""
         say("UsageError", text + hint, error.exit_code, as_json=as_json)

@@ -10,12 +10,16 @@ from typing import Annotated, Final
 
 import typer
 
-from dlqbatch import wiring
-from dlqbatch.cli import table
-from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
-from dlqbatch.cli.printing import remark
+from dlqbatch.cli.options import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.printing import print_table, remark
 
-app = typer.Typer(help="The schema of the database.", no_args_is_help=True)
+app = typer.Typer(
+    help="""The schema of the database.
+
+    dlqbatch db upgrade
+    """,
+    no_args_is_help=True,
+)
 
 _NONE: Final = "none"
 
@@ -29,9 +33,14 @@ class Dialect(StrEnum):
 def upgrade(
     settings: Settings = None, config: Config = None, *, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
-    """Bring the schema up to date; an existing dlq_event_config is adopted as it is."""
+    """Bring the schema up to date; an existing dlq_event_config is adopted as it is.
+
+    dlqbatch db upgrade --dry-run
+    dlqbatch db upgrade
+    """
     loaded = configured(settings, config)
-    migrate = wiring.migrations()
+    from dlqbatch.store import migrate  # noqa: PLC0415  (Alembic, which nothing else needs)
+
     url = loaded.database_url.get_secret_value()
     shown: dict[str, object] = {"database": str(loaded.database_url)}
     if dry_run:
@@ -45,20 +54,24 @@ def upgrade(
     if not as_json:
         shown["before"] = shown["before"] or _NONE
         shown["done"] = _word(shown["before"] == shown["after"], dry_run=dry_run)
-    table.show([shown], tuple(shown), as_json=as_json)
+    print_table([shown], tuple(shown), as_json=as_json)
 
 
 @app.command()
 def current(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
-    """Show the schema's version, and the newest that there is; none before the first upgrade."""
+    """Show the schema's version, and the newest that there is; none before the first upgrade.
+
+    dlqbatch db current
+    """
     loaded = configured(settings, config)
-    migrate = wiring.migrations()
+    from dlqbatch.store import migrate  # noqa: PLC0415  (Alembic, which nothing else needs)
+
     version = migrate.current(loaded.database_url.get_secret_value(), connect_timeout=loaded.connect_timeout_seconds)
     newest = migrate.latest()
     shown = {"database": str(loaded.database_url), "version": version, "newest": newest}
     if not as_json:
         shown["version"] = version or _NONE
-    table.show([shown], tuple(shown), as_json=as_json)
+    print_table([shown], tuple(shown), as_json=as_json)
     if version is None or version < newest:
         remark("`dlqbatch db upgrade` brings it up to date; --dry-run shows what that is")
 
@@ -67,9 +80,26 @@ def current(settings: Settings = None, config: Config = None, *, as_json: AsJson
 def sql(
     dialect: Annotated[Dialect, typer.Argument(help="Whose SQL.")] = Dialect.postgresql, *, as_json: AsJson = False
 ) -> None:
-    """Print everything that `upgrade` does to an empty database; it connects to none."""
-    text = wiring.migrations().sql(dialect.value)
+    """Print everything that `upgrade` does to an empty database; it connects to none.
+
+    dlqbatch db sql sqlite
+    """
+    from dlqbatch.store import migrate  # noqa: PLC0415  (as above)
+
+    text = migrate.sql(dialect.value)
     sys.stdout.write(json.dumps({"dialect": dialect.value, "sql": text}) + "\n" if as_json else text)
+
+
+@app.command()
+def grants(*, as_json: AsJson = False) -> None:
+    """Print the rights of each role on PostgreSQL as SQL (docs/permissions.md); it connects to no database.
+
+    dlqbatch db grants
+    """
+    from dlqbatch.store import migrate  # noqa: PLC0415  (as above)
+
+    text = migrate.grants()
+    sys.stdout.write(json.dumps({"dialect": Dialect.postgresql, "sql": text}) + "\n" if as_json else text)
 
 
 def _word(is_there: bool, *, dry_run: bool) -> str:

@@ -6,28 +6,41 @@ import json
 import secrets
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from dlqbatch import logs
+from dlqbatch.aws.secrets import fetch
 from dlqbatch.cli.failure import failed
+from dlqbatch.cli.options import AsJson, Settings, overrides
 from dlqbatch.demo import drawing
-from dlqbatch.demo.scenario import PARTS, REAL_TTLS, SCALED_TTLS, Trail
-from dlqbatch.demo.stage import own_settings, perform
+from dlqbatch.demo.run import own_settings, perform
+from dlqbatch.demo.scenario import PARTS, REAL_TTLS, SCALED_TTLS, Result, Trail
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.settings import load, secrets_of
-from dlqbatch.wiring.secrets import fetch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from dlqbatch.demo.scenario import Result
 
 
-def run_demo(overrides: Mapping[str, object], *, real_time: bool, as_json: bool) -> int:
+def demo(
+    settings: Settings = None,
+    *,
+    real_time: Annotated[
+        bool, typer.Option("--real-time", help="Wait 10, 15 and 20 seconds in the tiers, not fractions of them.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Watch three messages on a real broker: one passes, one fails for good, one passes at the second try.
+
+    dlqbatch demo
+    """
+    raise typer.Exit(run_demo(overrides(settings), real_time=real_time, as_json=as_json))
+
+
+def run_demo(given: Mapping[str, object], *, real_time: bool, as_json: bool) -> int:
     """The exit code: 0 if all three messages went as expected, 1 if not."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -35,7 +48,7 @@ def run_demo(overrides: Mapping[str, object], *, real_time: bool, as_json: bool)
         signal.signal(number, lambda received, _: signals.append(received))
     console = Console(stderr=as_json, highlight=False)
     try:
-        result = _play(console, overrides, REAL_TTLS if real_time else SCALED_TTLS, lambda: bool(signals))
+        result = _play(console, given, REAL_TTLS if real_time else SCALED_TTLS, lambda: bool(signals))
     except DlqbatchError as error:
         return failed(error, as_json=as_json)
     if signals:
@@ -48,12 +61,10 @@ def run_demo(overrides: Mapping[str, object], *, real_time: bool, as_json: bool)
     return 1 if result.differences else 0
 
 
-def _play(
-    console: Console, overrides: Mapping[str, object], ttls: tuple[int, ...], stopped: Callable[[], bool]
-) -> Result:
+def _play(console: Console, given: Mapping[str, object], ttls: tuple[int, ...], stopped: Callable[[], bool]) -> Result:
     prefix = f"demo-{secrets.token_hex(3)}-"
     with TemporaryDirectory(prefix="dlqbatch-demo-") as folder:
-        settings = load({**overrides, **own_settings(prefix, Path(folder), ttls)}, secrets=fetch)
+        settings = load({**given, **own_settings(prefix, Path(folder), ttls)}, secrets=fetch)
         logs.hide(secrets_of(settings))
         # A line for every drain would bury what is drawn.
         logs.configure("warning" if settings.log_level == "info" else settings.log_level, settings.log_format)

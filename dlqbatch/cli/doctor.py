@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import typer
 
-from dlqbatch.cli.choices import AsJson, Config, Settings, configured
+from dlqbatch.cli.options import AsJson, Config, Settings, configured
 from dlqbatch.cli.printing import print_json, remark
+from dlqbatch.doctor.findings import Finding, Severity
+from dlqbatch.doctor.job import Diagnosis, diagnose
 from dlqbatch.logs import plain
-from dlqbatch.policy.doctor import Severity
-from dlqbatch.wiring.doctor import diagnose
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dlqbatch.policy.doctor import Finding
-    from dlqbatch.wiring.doctor import Diagnosis
 
 _SERIOUS: Final = 1
 """The exit code when something serious was found."""
@@ -29,7 +24,9 @@ app = typer.Typer()
 def doctor(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
     """Look at the broker and the database, and name what will bite, with the command that puts it right.
 
-    It changes nothing. Exit code 1 if something serious is found.
+    It changes nothing.
+
+    dlqbatch doctor
     """
     found = diagnose(configured(settings, config))
     if as_json:
@@ -42,6 +39,7 @@ def doctor(settings: Settings = None, config: Config = None, *, as_json: AsJson 
 
 
 def _lines(found: Diagnosis) -> Iterator[str]:
+    yield plain(f"looked at {found.looked_at()}")
     for finding in found.findings:
         yield from _finding(finding)
     if not found.findings:

@@ -8,19 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkstemp
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from dlqbatch import wiring
-from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
-from dlqbatch.cli.filters import ROW_ID, Actor, person
+from dlqbatch.amqp.readable import BodyForm
+from dlqbatch.cli.options import ROW_ID, Actor, AsJson, Config, DryRun, Settings, configured, person
 from dlqbatch.cli.printing import print_json, print_lines, remark
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.logs import plain
-
-if TYPE_CHECKING:
-    from dlqbatch.message.readable import BodyForm
+from dlqbatch.messages.edit import Editing, as_meant, header_edits
+from dlqbatch.store.access import store_for
 
 _SUFFIXES: Final = {"json": ".json", "text": ".txt", "hex": ".bin"}
 
@@ -55,11 +53,12 @@ def edit(
 ) -> None:
     """Edit a message: a new one with the changes takes its place, waits for a replay, and the original is archived.
 
-    Without --body-file, --set-header and --remove-header, $VISUAL or $EDITOR opens with the body. Nothing is sent. The
-    exit code is 1 if nothing was changed.
+    Without --body-file, --set-header and --remove-header, $VISUAL or $EDITOR opens with the body. Nothing is sent.
+
+    dlqbatch messages edit 4711 --set-header tenant=blue --reason "wrong tenant"
     """
-    editing = wiring.editing(configured(settings, config))
-    headers = editing.header_edits(_pairs(set_headers or ()), remove_headers or ())
+    editing = Editing(store_for(configured(settings, config)))
+    headers = header_edits(_pairs(set_headers or ()), remove_headers or ())
     who = person(actor)
     body = typed = None
     if body_file is not None:
@@ -67,7 +66,7 @@ def edit(
     elif not headers.wanted:
         original = editing.original(row_id, force=force)
         typed = _in_editor(original.body, original.form)
-        body = editing.as_meant(original.body, typed)
+        body = as_meant(original.body, typed)
     try:
         done = editing.edit(
             row_id,

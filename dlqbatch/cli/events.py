@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
-from dlqbatch import wiring
-from dlqbatch.cli import table
-from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.options import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.printing import print_table
+from dlqbatch.drain.event_config import event_config, load_policy
 from dlqbatch.logs import plain
 
-app = typer.Typer(help="The policy: which events are retried, and how often.", no_args_is_help=True)
+app = typer.Typer(
+    help="""The policy: which events are retried, and how often.
+
+    dlqbatch events list
+    dlqbatch events set 'payments.#' 3
+    """,
+    no_args_is_help=True,
+)
 
 Name = Annotated[str, typer.Argument(help="A routing key, or a topic pattern such as orders.*.created or payment.#")]
 
@@ -21,17 +28,20 @@ _NOT_FOUND = 1
 
 @app.command("list")
 def list_events(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
-    """Every event of the table dlq_event_config and of application.properties."""
+    """Every event of the table dlq_event_config and of application.properties.
+
+    dlqbatch events list
+    """
     loaded = configured(settings, config)
     rows: list[dict[str, object]] = [
         {"event": row.name, "max_retries": row.max_retries, "from": "table", "id": row.id}
-        for row in wiring.event_config(loaded).read()
+        for row in event_config(loaded).read()
     ]
     rows += [
         {"event": name, "max_retries": retries, "from": "application.properties", "id": None}
         for name, retries in loaded.events.items()
     ]
-    table.show(rows, ("event", "max_retries", "from", "id"), as_json=as_json)
+    print_table(rows, ("event", "max_retries", "from", "id"), as_json=as_json)
     if not as_json:
         sys.stdout.write(f"An event without a number gets {loaded.default_max_retries} retries.\n")
 
@@ -40,7 +50,8 @@ def list_events(settings: Settings = None, config: Config = None, *, as_json: As
 def set_event(
     name: Name,
     max_retries: Annotated[
-        int | None, typer.Argument(help="Delayed retries after the first failure; without it, the default number.")
+        int | None,
+        typer.Argument(help="Delayed retries after the first failure; without it, the default number."),
     ] = None,
     settings: Settings = None,
     config: Config = None,
@@ -48,15 +59,18 @@ def set_event(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add an event to the table, or change its number of retries."""
-    store = wiring.event_config(configured(settings, config))
+    """Add an event to the table, or change its number of retries.
+
+    dlqbatch events set 'payments.#' 3
+    """
+    store = event_config(configured(settings, config))
     if dry_run:
         counting = max((row.id for row in store.read() if row.name == name), default=None)
         done, row_id = "would be added" if counting is None else "would be changed", counting
     else:
         done, row_id = "set", store.set(name, max_retries).id
     shown = {"event": name, "max_retries": max_retries, "id": row_id, "done": done}
-    table.show([shown], tuple(shown), as_json=as_json)
+    print_table([shown], tuple(shown), as_json=as_json)
 
 
 @app.command("remove")
@@ -65,13 +79,13 @@ def remove_event(
 ) -> None:
     """Take an event out of the table; if nothing else names it, its messages become dead letters.
 
-    The exit code is 1 if the table does not hold it.
+    dlqbatch events remove 'payments.#'
     """
-    store = wiring.event_config(configured(settings, config))
+    store = event_config(configured(settings, config))
     number = len([row for row in store.read() if row.name == name]) if dry_run else store.remove(name)
     word = "would be removed" if dry_run else "removed"
     shown = {"event": name, "rows": number, "done": word if number else "nothing: the table does not hold it"}
-    table.show([shown], tuple(shown), as_json=as_json)
+    print_table([shown], tuple(shown), as_json=as_json)
     raise typer.Exit(0 if number else _NOT_FOUND)
 
 
@@ -85,9 +99,9 @@ def explain_event(
 ) -> None:
     """Tell what the policy says of a routing key, and which rule says it.
 
-    The exit code is 1 if the policy does not name it.
+    dlqbatch events test payments.created
     """
-    rule = wiring.load_policy(configured(settings, config)).explain(routing_key)
+    rule = load_policy(configured(settings, config)).explain(routing_key)
     if as_json:
         shown = {
             "event": routing_key,
@@ -95,7 +109,7 @@ def explain_event(
             "rule": rule.name if rule else None,
             "from": rule.source if rule else None,
         }
-        table.show([shown], tuple(shown), as_json=True)
+        print_table([shown], tuple(shown), as_json=True)
     else:
         text = str(rule) if rule else "not configured, so it becomes a dead letter"
         sys.stdout.write(plain(f"'{routing_key}': {text}") + "\n")

@@ -6,12 +6,10 @@ import json
 import logging
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlqbatch import logs
-
-if TYPE_CHECKING:
-    from dlqbatch.errors import DlqbatchError
+from dlqbatch.errors import DlqbatchError
 
 PARTIAL: Final = 3
 USAGE: Final = 2
@@ -19,6 +17,8 @@ UNEXPECTED: Final = 1
 
 
 _doing: str | None = None
+_RUNS: Final = frozenset({"drain", "ingest", "check", "lifecycle", "retain", "monitor", "replay"})
+"""What ends with a report, also when it fails."""
 
 
 def tell_job(job: str) -> None:
@@ -55,7 +55,11 @@ def say(kind: str, text: str, code: int, *, as_json: bool) -> None:
         for line in text.splitlines():
             sys.stderr.write(f"dlqbatch: {logs.plain(line)}\n")
     if as_json:
-        told = {"outcome": "failed", "error": {"type": kind, "message": text}}
+        told: dict[str, object] = {"outcome": "failed", "error": {"type": kind, "message": text}}
+        if _doing in _RUNS:
+            # A run that ends in an error has taken nothing; of an error that nobody thought of that is not known.
+            counts = {"got": 0} if code != UNEXPECTED else {}
+            told = {"job": _doing, "outcome": "failed", "stopped_by": "failure", "counts": counts, **told}
         with suppress(OSError):  # it may be stdout that failed
             sys.stdout.write(json.dumps(told) + "\n")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlqbatch import logs, wiring
+from dlqbatch import jobs, logs
+from dlqbatch.aws.events import Ignored, understand
+from dlqbatch.aws.metrics import print_metrics
+from dlqbatch.aws.secrets import fetch
 from dlqbatch.errors import DlqbatchError, SettingsError
-from dlqbatch.runs.report import Report, count
+from dlqbatch.jobs import Report, count
 from dlqbatch.settings import Settings, load, secrets_of
-from dlqbatch.wiring.secrets import fetch
 
 
 def invoke(event: object, context: Any) -> dict[str, object]:
@@ -31,8 +33,8 @@ def _harmless(text: str) -> str:
 
 
 def _invoked(event: object, context: Any) -> dict[str, object]:
-    request = wiring.understand(event)
-    if isinstance(request, wiring.Ignored):
+    request = understand(event)
+    if isinstance(request, Ignored):
         settings = load()
         logs.configure(settings.log_level, settings.log_format)
         report = Report(settings.job, "ok", "empty", count({}, 0)[0], warnings=(request.why,))
@@ -40,26 +42,28 @@ def _invoked(event: object, context: Any) -> dict[str, object]:
         return report.as_dict()
     options = dict(request.options)
     dry_run = options.pop("dry_run", False)
-    unknown = sorted(set(map(str, options)) - set(wiring.RUN_OPTIONS))
+    unknown = sorted(set(map(str, options)) - set(jobs.RUN_OPTIONS))
     if unknown or not isinstance(dry_run, bool):
         wrong = f"the event has unknown options: {', '.join(unknown)}" if unknown else "dry_run is not true or false"
-        raise SettingsError(f"{wrong}; a run understands: job, dry_run, {', '.join(wiring.RUN_OPTIONS)}")
+        raise SettingsError(f"{wrong}; a run understands: job, dry_run, {', '.join(jobs.RUN_OPTIONS)}")
+
+    named = request.job or (load({}, given_by="event").job if options else "")
 
     def read() -> Settings:
-        found = load(options, given_by="event", secrets=fetch)
+        found = load(jobs.settings_of(named, options), given_by="event", secrets=fetch)
         logs.hide(secrets_of(found))
         return found
 
     settings = read()
     logs.configure(settings.log_level, settings.log_format)
-    occasion = wiring.Occasion(dry_run=dry_run, seconds_left=_seconds_left(context))
+    run_options = jobs.RunOptions(dry_run=dry_run, seconds_left=_seconds_left(context))
     job = settings.job if request.job is None else request.job
     told: dict[str, object] = {"outcome": "failed"}  # of a run that raises, that is all there is to measure
     try:
-        told = wiring.run(job, settings, occasion, read_again=read).as_dict()
+        told = jobs.run(job, settings, run_options, read_again=read).as_dict()
     finally:
-        if settings.metrics_namespace is not None and job in wiring.JOBS and not dry_run:
-            wiring.print_metrics(settings.metrics_namespace, job, told)
+        if settings.metrics_namespace is not None and job in jobs.JOBS and not dry_run:
+            print_metrics(settings.metrics_namespace, job, told)
     if told["outcome"] == "failed":
         raise DlqbatchError(f"the run failed: {told}")
     return told

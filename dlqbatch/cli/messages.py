@@ -6,35 +6,48 @@ from typing import Annotated, Final
 
 import typer
 
-from dlqbatch import wiring
-from dlqbatch.cli import table, timeline
-from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli import timeline
 from dlqbatch.cli.edit import edit
-from dlqbatch.cli.filters import (
+from dlqbatch.cli.options import (
     ROW_ID,
     Actor,
     After,
+    AsJson,
+    Config,
+    DryRun,
     ErrorType,
     Event,
     Group,
     Ids,
     Limit,
     Origin,
+    Settings,
     Since,
     Statuses,
     Text,
     Until,
+    configured,
     person,
 )
-from dlqbatch.cli.printing import NOTHING, print_json, print_lines, remark, show_changes
+from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark, show_changes
 from dlqbatch.cli.replay import replay_messages
 from dlqbatch.logs import plain
+from dlqbatch.messages.actions import MessageActions
+from dlqbatch.store.access import store_for
+from dlqbatch.store.filters import Filters, parse_time
+from dlqbatch.store.text import json_ready
 
 app = typer.Typer(
-    help="Dead messages in the dead store: look at them, edit, replay, discard and restore them.", no_args_is_help=True
+    help="""Dead messages in the dead store: look at them, edit, replay, discard and restore them.
+
+    dlqbatch messages groups
+    dlqbatch messages list --status manual
+    dlqbatch messages show 4711
+    """,
+    no_args_is_help=True,
 )
 
-_LONGEST_SAMPLE: Final = 60
+_LONGEST_SAMPLE: Final = 200
 
 
 @app.command("list")
@@ -56,11 +69,12 @@ def list_messages(
 ) -> None:
     """List dead messages, the newest first.
 
-    The exit code is 1 if there are none.
+    dlqbatch messages list --status manual --status failed
+    dlqbatch messages list --origin orders --since 2030-06-01 --limit 200
     """
-    store = wiring.dead_store(configured(settings, config))
-    filters = store.asked(
-        statuses=statuses or (),
+    store = MessageActions(store_for(configured(settings, config)))
+    filters = Filters.parse(
+        statuses=statuses,
         error_type=error_type,
         group=group,
         event=event,
@@ -71,7 +85,7 @@ def list_messages(
     )
     page = store.page(filters, limit, after)
     if as_json:
-        print_json(store.as_json(page))
+        print_json(json_ready(page))
     elif page.messages:
         rows = [
             {
@@ -86,7 +100,7 @@ def list_messages(
             }
             for one in page.messages
         ]
-        table.show(rows, tuple(rows[0]), as_json=False)
+        print_table(rows, tuple(rows[0]), as_json=False, below=("error", "event", "origin"))
     else:
         remark("nothing found")
     if page.next is not None:
@@ -106,7 +120,9 @@ def search(
 ) -> None:
     """List the messages that a text is found in; the same as list --text.
 
-    One call looks at the newest 50,000 messages and names where to go on. The exit code is 1 if nothing is found.
+    One call looks at the newest 50,000 messages and names where to go on.
+
+    dlqbatch messages search "timed out"
     """
     list_messages(settings, config, text=text, limit=limit, after=after, as_json=as_json)
 
@@ -129,11 +145,14 @@ def groups(
 ) -> None:
     """Count equal failures together, the largest group first; without --status, those that are not over yet.
 
-    The exit code is 1 if there are none.
+    The queue and the error are those of the group's newest message.
+
+    dlqbatch messages groups
+    dlqbatch messages groups --event orders.created --limit 10
     """
-    store = wiring.dead_store(configured(settings, config))
-    filters = store.asked(
-        statuses=statuses or (),
+    store = MessageActions(store_for(configured(settings, config)))
+    filters = Filters.parse(
+        statuses=statuses,
         error_type=error_type,
         group=group,
         event=event,
@@ -144,7 +163,7 @@ def groups(
     )
     found = store.groups(filters, limit)
     if as_json:
-        print_json(store.as_json(found))
+        print_json(json_ready(found))
     elif found.groups:
         rows = [
             {
@@ -154,13 +173,16 @@ def groups(
                 "first": timeline.time(one.first),
                 "last": timeline.time(one.last),
                 "newest": one.sample.id,
+                "queue": one.sample.origin_queue or one.sample.origin_exchange,
                 "error": _sample(one.sample.error_type, one.sample.error_message),
             }
             for one in found.groups
         ]
-        table.show(rows, tuple(rows[0]), as_json=False)
+        print_table(rows, tuple(rows[0]), as_json=False, below=("error",), dropped=("first",))
     else:
         remark("nothing found")
+    if found.total > len(found.groups):
+        remark(f"the {len(found.groups):,} largest of {found.total:,} groups; --limit shows more")
     if not found.is_complete:
         remark("only the newest messages were counted; a filter by --status alone counts them all")
     raise typer.Exit(0 if found.groups else NOTHING)
@@ -177,9 +199,11 @@ def show(
 ) -> None:
     """Show one message: what is known, what happened to it, its headers and its body.
 
-    With --json it is complete, the body as base64. The exit code is 1 if there is no such message.
+    With --json it is complete, the body as base64.
+
+    dlqbatch messages show 4711
     """
-    found = wiring.dead_store(configured(settings, config)).show(row_id)
+    found = MessageActions(store_for(configured(settings, config))).show(row_id)
     if as_json:
         print_json(found.as_dict())
         return
@@ -193,7 +217,10 @@ def journal(
     config: Config = None,
     *,
     actor: Annotated[
-        str | None, typer.Option("--actor", help="Only what this person or program did: ingest, lifecycle, retain.")
+        str | None,
+        typer.Option(
+            "--actor", metavar="NAME", help="Only what this person or program did: ingest, lifecycle, retain."
+        ),
     ] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="TIME", help="Only from then on.")] = None,
     limit: Limit = 50,
@@ -201,12 +228,13 @@ def journal(
 ) -> None:
     """Show who changed what, when and why, the newest first; of one message or of all.
 
-    The exit code is 1 if there is nothing.
+    dlqbatch messages journal 4711
+    dlqbatch messages journal --actor lifecycle --since 2030-06-01
     """
-    store = wiring.dead_store(configured(settings, config))
-    found = store.journal(row_id, actor=actor, since=store.moment(since) if since is not None else None, limit=limit)
+    store = MessageActions(store_for(configured(settings, config)))
+    found = store.journal(row_id, actor=actor, since=parse_time(since) if since is not None else None, limit=limit)
     if as_json:
-        print_json(store.as_json(found))
+        print_json(json_ready(found))
     elif found.entries:
         rows = [
             {
@@ -219,7 +247,7 @@ def journal(
             }
             for one in found.entries
         ]
-        table.show(rows, tuple(rows[0]), as_json=False)
+        print_table(rows, tuple(rows[0]), as_json=False, below=("reason",))
     else:
         remark("nothing found")
     if not found.is_complete:
@@ -250,13 +278,14 @@ def discard(
 ) -> None:
     """Put messages into the archive, by their numbers or by a filter; restore takes them out again.
 
-    The exit code is 1 if none was changed, 3 if some were and some were not.
+    dlqbatch messages discard 4711 4712 --reason "sent twice"
+    dlqbatch messages discard --group dba642681715e5f0 --reason fixed --dry-run
     """
     if not row_ids and not (yes or dry_run):
         raise typer.BadParameter("to discard by a filter, or --all, takes --yes too; --dry-run shows what it would be")
-    store = wiring.dead_store(configured(settings, config))
-    filters = store.asked(
-        statuses=statuses or (),
+    store = MessageActions(store_for(configured(settings, config)))
+    filters = Filters.parse(
+        statuses=statuses,
         error_type=error_type,
         group=group,
         event=event,
@@ -289,9 +318,9 @@ def restore(
 ) -> None:
     """Take messages out of the archive: they are manual then, and wait for a person.
 
-    The exit code is 1 if none was changed, 3 if some were and some were not.
+    dlqbatch messages restore 4711 --reason "wrong group"
     """
-    store = wiring.dead_store(configured(settings, config))
+    store = MessageActions(store_for(configured(settings, config)))
     done = store.restore(row_ids, actor=person(actor), reason=reason, dry_run=dry_run)
     show_changes(done, "restored", as_json=as_json)
 

@@ -3,67 +3,147 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import typer.main
 
 from dlqbatch.cli.commands import application
+from dlqbatch.cli.help_pages import (
+    EXIT_CODES,
+    EXIT_CODES_OF,
+    examples,
+    is_argument,
+    meaning_of,
+    name_of,
+    paragraphs,
+    parameters,
+    usage,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_HEAD = """\
+_HEAD: Final = """\
 # The command line
 
-`python handler.py COMMAND`, `python -m dlqbatch COMMAND` and the installed `dlqbatch COMMAND` are the same.
+`dlqbatch COMMAND`, `python -m dlqbatch COMMAND` and, in a checkout, `python handler.py COMMAND` are the same.
 Without a command it is one run of the job that the settings name, which is `drain`.
 
+```
+dlqbatch help                 # all commands; dlqbatch COMMAND -h, or dlqbatch help COMMAND, tells of one
+dlqbatch drain --dry-run
+```
+
 - What was asked for goes to stdout, logs go to stderr. With `--json` stdout holds one JSON value and nothing else, also
-  after an error: `{"outcome": "failed", "error": {"type": …, "message": …}}`.
-- Logs are text on a terminal and JSON lines elsewhere (`dlqbatch.log-format`). The error that ends a command has
-  the same form: in JSON it is one line, `"event": "failed"`, with `job`, `error`, `exit_code` and `message`.
+  after an error: `{"outcome": "failed", "error": {"type": …, "message": …}}`, of a run with `job`, `stopped_by` and
+  `counts` as well.
+- Logs are text on a terminal and JSON lines elsewhere (`dlqbatch.log-format`). On a terminal the report of a run is not
+  logged a second time. The error that ends a command has the same form as the logs: in JSON it is one line,
+  `"event": "failed"`, with `job`, `error`, `exit_code` and `message`.
+- In a pipe each row of a table is one line. On a terminal that is too narrow a row takes several lines, so that no id,
+  hash or error is cut or folded; `messages groups` leaves out `first` then.
 - `-s OPTION=VALUE` sets any option of [settings.md](settings.md) for this one command.
   It stands after the command, and counts before every other source.
 - What is given on a command line is seen by every user of the machine (`ps`): passwords belong into the environment or
   into the properties file.
-
-| exit code | means |
-|---|---|
-| 0 | done |
-| 1 | failed: the broker refused, or what was named is not there |
-| 2 | usage or configuration is wrong, or the database lacks our tables (`dlqbatch db upgrade`); nothing was moved |
-| 3 | partial: something was left in its queue |
-| 4 | the broker or the database cannot be reached |
+- `dlqbatch --install-completion` teaches your shell (bash, zsh, fish, PowerShell) to complete commands and options with
+  Tab; `--show-completion` only prints the script. It is for the installed `dlqbatch`.
 
 This page is generated: `python -m dlqbatch.cli.reference > docs/cli.md`. A test compares it with the program.
 """
+_SHARED_BY: Final = 3
+"""An option that so many commands have, with one meaning, is described once for all of them."""
+_EXCEPTIONS: Final = 5
+"""An option that all but so few commands have is not named with each of them."""
+
+Row = tuple[str, str]
+"""An option or argument as it is typed, and what it means."""
 
 
-def page() -> str:
-    return "\n".join([_HEAD, *_sections(typer.main.get_command(application()), "dlqbatch")])
+class Reference:
+    def __init__(self, root: Any) -> None:
+        self._commands = list(_leaves(root, ""))
+        having: dict[Row, list[str]] = {}
+        for path, command, context in self._commands:
+            for row in _options(command, context):
+                having.setdefault(row, []).append(path)
+        self._shared = {row: paths for row, paths in having.items() if len(paths) >= _SHARED_BY}
+
+    def page(self) -> str:
+        return "\n".join([_HEAD, *self._shared_options(), *self._exit_codes(), *self._sections()])
+
+    def _shared_options(self) -> Iterator[str]:
+        yield "## Shared options\n"
+        yield "What several commands have, with the same meaning.\n"
+        yield "| | | |\n|---|---|---|"
+        for (name, meaning), paths in self._shared.items():
+            missing = [path for path, _, _ in self._commands if path not in paths]
+            which = f"every command{' but ' if missing else ''}{_in_code(missing)}" if self._is_common(paths) else ""
+            yield f"| `{name}` | {_cell(meaning)} | {which} |"
+        yield ""
+
+    def _exit_codes(self) -> Iterator[str]:
+        yield "## Exit codes\n"
+        yield "What a code means for every command, then where a command says more.\n"
+        yield "| command | code | means |\n|---|---|---|"
+        for code, meaning in EXIT_CODES.items():
+            yield f"| every | {code} | {meaning} |"
+        for path, _, _ in self._commands:
+            for code, meaning in EXIT_CODES_OF.get(path, {}).items():
+                yield f"| [{path}](#{_anchor(path)}) | {code} | {meaning} |"
+        yield ""
+
+    def _sections(self) -> Iterator[str]:
+        for path, command, context in self._commands:
+            yield f"## dlqbatch {path}\n"
+            yield f"`{usage(command, context, f'dlqbatch {path}')}`\n"
+            yield from (f"{one}\n" for one in paragraphs(command))
+            yield "\n".join(["```", *examples(command), "```\n"])
+            rows = _options(command, context)
+            own = [*_arguments(command, context), *(row for row in rows if row not in self._shared)]
+            if own:
+                yield "| | |\n|---|---|"
+                yield from (f"| `{name}` | {_cell(meaning)} |" for name, meaning in own)
+                yield ""
+            shared = [name for name, meaning in rows if not self._is_common(self._shared.get((name, meaning), ()))]
+            shared = [name for name in shared if name not in dict(own)]
+            notes = [f"[Also](#shared-options): {_in_code(shared)}."] if shared else []
+            if path in EXIT_CODES_OF:
+                notes.append(f"[Exit codes](#exit-codes): {', '.join(map(str, EXIT_CODES_OF[path]))}.")
+            if notes:
+                yield " ".join(notes) + "\n"
+
+    def _is_common(self, paths: Sequence[str]) -> bool:
+        return len(paths) >= len(self._commands) - _EXCEPTIONS
 
 
-def _sections(command: Any, path: str) -> Iterator[str]:
+def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Every command that does something: the words that start it, itself and its context."""
     inner = getattr(command, "commands", {})
     if not inner:
-        yield from _section(command, path)
+        yield path, command, typer.Context(command, info_name=f"dlqbatch {path}")
     for name, found in inner.items():
-        yield from _sections(found, f"{path} {name}")
+        yield from _leaves(found, f"{path} {name}".strip())
 
 
-def _section(command: Any, path: str) -> Iterator[str]:
-    context = typer.Context(command, info_name=path)
-    yield f"## {path}\n"
-    yield f"`{path} {' '.join(command.collect_usage_pieces(context))}`\n"
-    yield f"{command.help}\n"
-    yield "| | |\n|---|---|"
-    for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is not None and "--help" not in parameter.opts:
-            name, meaning = record
-            yield f"| `{name.replace('|', '/')}` | {meaning} |"
-    yield ""
+def _options(command: Any, context: Any) -> list[Row]:
+    found = [one for one in parameters(command, context) if not is_argument(one) and one.name != "help"]
+    return [(name_of(one), meaning_of(one)) for one in found]
+
+
+def _arguments(command: Any, context: Any) -> list[Row]:
+    return [(name_of(one), meaning_of(one)) for one in parameters(command, context) if is_argument(one)]
+
+
+def _in_code(words: Sequence[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _anchor(path: str) -> str:
+    return f"dlqbatch {path}".replace(" ", "-")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(Reference(typer.main.get_command(application())).page())

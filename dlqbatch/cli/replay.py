@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
 
-from dlqbatch.cli import table
-from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
 from dlqbatch.cli.failure import PARTIAL
-from dlqbatch.cli.filters import (
+from dlqbatch.cli.options import (
     ROW_ID,
     Actor,
+    AsJson,
+    Config,
+    DryRun,
     ErrorType,
     Event,
     Group,
     Ids,
     Limit,
     Origin,
+    Settings,
     Statuses,
     Text,
+    configured,
     person,
 )
-from dlqbatch.cli.job import on_signal, show
-from dlqbatch.cli.printing import NOTHING, print_json, print_lines, remark
-from dlqbatch.cli.progress import Progress
+from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark
+from dlqbatch.cli.run import Progress, on_signal, print_report
 from dlqbatch.cli.timeline import time
+from dlqbatch.jobs import RunOptions
 from dlqbatch.logs import plain
-from dlqbatch.wiring import Occasion
-from dlqbatch.wiring import replay as wiring
+from dlqbatch.replay import job as replay_job
+from dlqbatch.replay.batches import ApplyOptions
+from dlqbatch.replay.freeze import Selection
+from dlqbatch.store.filters import Filters
 
 app = typer.Typer(
-    help="Send dead messages back to where they failed: plan, look at it, apply it, watch what becomes of them.",
+    help="""Send dead messages back to where they failed: plan -> apply -> status or abort.
+
+    `plan` freezes which messages would go and says what speaks against it. `apply` sends them, a canary first: apply
+    it again until the plan is done. `status` shows what became of them. `abort` gives up what is not sent yet.
+
+    dlqbatch replay plan --group dba642681715e5f0
+    dlqbatch replay apply 1684bb502551e20c
+    dlqbatch replay status 1684bb502551e20c
+    dlqbatch replay abort 1684bb502551e20c
+    """,
     no_args_is_help=True,
 )
 
-_LONGEST_SAMPLE: Final = 60
+_LONGEST_SAMPLE: Final = 200
+_MOST_RANGES: Final = 10
+_LEFT_OUT: Final = {"processing": "processing: being sent, or sent and being observed"}
 _EXIT: Final = {"ok": 0, "partial": PARTIAL}
 
 Hash: TypeAlias = Annotated[
@@ -80,27 +97,24 @@ def plan(
 ) -> None:
     """Freeze which messages would go, by their numbers or by a filter, and show what speaks against it.
 
-    Nothing moves. Without --status: what is pending, manual or failed. The exit code is 1 if there are none.
+    Nothing moves. Without --status: what is pending, manual or failed.
+
+    dlqbatch replay plan --group dba642681715e5f0
+    dlqbatch replay plan --text "timed out" --since 2030-06-01 --limit 1000
     """
-    planned = wiring.plan_replay(
-        configured(settings, config),
-        row_ids=row_ids or (),
-        statuses=statuses or (),
+    filters = Filters.parse(
+        statuses=statuses,
         error_type=error_type,
         group=group,
         event=event,
         origin=origin,
-        start=start,
-        end=end,
+        since=start,
+        until=end,
         text=text,
-        limit=limit,
-        everything=everything,
-        to_queue=to_queue,
-        actor=person(actor),
-        reason=reason,
-        dry_run=dry_run,
     )
-    told = planned.as_dict()
+    selection = Selection(filters, tuple(row_ids or ()), everything, limit, to_queue)
+    loaded = configured(settings, config)
+    told = replay_job.plan_replay(loaded, selection, actor=person(actor), reason=reason, dry_run=dry_run).as_dict()
     if as_json:
         print_json(told)
     else:
@@ -117,7 +131,9 @@ def apply(
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, max=10_000, help="Messages taken from the dead store at once.")
     ] = 100,
-    pause: Annotated[float, typer.Option("--pause", min=0, max=86_400, help="Seconds between two batches.")] = 0.0,
+    pause: Annotated[
+        float, typer.Option("--pause", metavar="SECONDS", min=0, max=86_400, help="Seconds between two batches.")
+    ] = 0.0,
     rate: Annotated[
         str | None, typer.Option("--rate", metavar="RATE", help="At most so many, such as 50/s, 600/min or 10/h.")
     ] = None,
@@ -130,7 +146,13 @@ def apply(
     ] = True,
     max_failure_rate: Annotated[
         float,
-        typer.Option("--max-failure-rate", min=0, max=1, help="Stop when a larger share of what was sent came back."),
+        typer.Option(
+            "--max-failure-rate",
+            metavar="SHARE",
+            min=0,
+            max=1,
+            help="Stop when a larger share of what was sent came back.",
+        ),
     ] = 0.1,
     wait: Annotated[
         float,
@@ -147,9 +169,10 @@ def apply(
 ) -> None:
     """Send what a plan holds; apply it again for what is left. It stops when too much comes back.
 
-    The exit code is 0 when the plan is done, 3 when some of it waits, 1 when it was stopped or something is not well.
+    dlqbatch replay apply 1684bb502551e20c --dry-run
+    dlqbatch replay apply 1684bb502551e20c --rate 50/s
     """
-    asked = wiring.ReplayAsked(
+    options = ApplyOptions(
         batch_size=batch_size,
         pause=pause,
         rate=rate,
@@ -159,31 +182,34 @@ def apply(
         resume_stopped=resume_stopped,
     )
     if dry_run:
-        _end(wiring.preview_replay(configured(settings, config), name, asked, actor=person(actor)), as_json=as_json)
-    _apply(name, settings, config, asked, actor, as_json=as_json)
+        preview = replay_job.preview_replay(configured(settings, config), name, options, actor=person(actor))
+        _end(preview, as_json=as_json)
+    _apply(name, settings, config, options, actor, as_json=as_json)
 
 
 @app.command()
 def status(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[HASH]", help="The plan's hash; without it, all plans.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="HASH", help="The plan's hash; without it, all plans.")] = None,
     settings: Settings = None,
     config: Config = None,
     *,
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a plan is and what became of its messages, or list the plans, the newest first."""
+    """Show how far a plan is and what became of its messages, or list the plans, the newest first.
+
+    dlqbatch replay status
+    dlqbatch replay status 1684bb502551e20c
+    """
     loaded = configured(settings, config)
     if name is not None:
-        told = wiring.replay_status(loaded, name).as_dict()
+        told = replay_job.replay_status(loaded, name).as_dict()
         if as_json:
             print_json(told)
         else:
             _show_status(told)
         return
-    plans = wiring.replay_plans(loaded, limit)
+    plans = replay_job.replay_plans(loaded, limit)
     if as_json:
         print_json([plan.as_dict() for plan in plans])
     elif plans:
@@ -203,7 +229,7 @@ def status(
             }
             for one in plans
         ]
-        table.show(rows, tuple(rows[0]), as_json=False)
+        print_table(rows, tuple(rows[0]), as_json=False, below=("created_at", "actor", "skipped"))
     else:
         remark("there are no plans; `dlqbatch replay plan` makes one")
     raise typer.Exit(0 if plans else NOTHING)
@@ -220,9 +246,15 @@ def abort(
 ) -> None:
     """Give a plan up: what it has not sent is as it was before, and nothing of it is sent any more.
 
-    The exit code is 3 while an apply, or one that was cut, holds some of it.
+    It waits for the runs that apply the plan, at most ten seconds.
+
+    dlqbatch replay abort 1684bb502551e20c
     """
-    told = wiring.abort_replay(configured(settings, config), name, actor=person(actor)).as_dict()
+    progress = Progress()
+    told = replay_job.abort_replay(
+        configured(settings, config), name, actor=person(actor), stopped=on_signal(), waiting=progress.waiting
+    ).as_dict()
+    progress.end()
     if as_json:
         print_json(told)
     else:
@@ -246,16 +278,12 @@ def replay_messages(
 ) -> None:
     """Send these messages back to where they failed, at once: a plan and its apply in one, without a canary.
 
-    The exit code is 1 if none can be sent, 3 if some were left.
+    dlqbatch messages replay 4711 4712
     """
-    planned = wiring.plan_replay(
-        configured(settings, config),
-        row_ids=row_ids,
-        to_queue=to_queue,
-        actor=person(actor),
-        reason=reason,
-        dry_run=dry_run,
-    )
+    options = ApplyOptions(canary=False, rate=rate)
+    selection = Selection(row_ids=tuple(row_ids), to_queue=to_queue)
+    loaded = configured(settings, config)
+    planned = replay_job.plan_replay(loaded, selection, actor=person(actor), reason=reason, dry_run=dry_run)
     told = planned.as_dict()
     if dry_run or not told["size"]:
         if as_json:
@@ -264,35 +292,35 @@ def replay_messages(
             _show_plan(told)
         raise typer.Exit(0 if told["size"] else NOTHING)
     for why, number in planned.frozen.left_out.items():
-        remark(f"{number} left out: {why}")
+        remark(f"{number} left out: {_LEFT_OUT.get(why, why)}")
     for risk in planned.risks:
         remark(f"note: {risk.says}")
-    _apply(planned.frozen.hash, settings, config, wiring.ReplayAsked(canary=False, rate=rate), actor, as_json=as_json)
+    _apply(planned.frozen.hash, settings, config, options, actor, as_json=as_json)
 
 
 def _apply(
     name: str,
     settings: list[str] | None,
     config: Any,
-    asked: wiring.ReplayAsked,
+    options: ApplyOptions,
     actor: str | None,
     *,
     as_json: bool,
 ) -> None:
     progress = Progress()
-    occasion = Occasion(stopped=on_signal(), progress=progress)
+    run_options = RunOptions(stopped=on_signal(), progress=progress)
     try:
-        done = wiring.apply_replay(configured(settings, config), occasion, name, asked, actor=person(actor))
+        done = replay_job.apply_replay(configured(settings, config), run_options, name, options, actor=person(actor))
     finally:
         progress.end()
     _end(done, as_json=as_json)
 
 
-def _end(done: wiring.Replayed, *, as_json: bool) -> NoReturn:
+def _end(done: replay_job.Replayed, *, as_json: bool) -> NoReturn:
     if as_json:
         print_json(done.as_dict())
     else:
-        show(done.report, as_json=False)
+        print_report(done.report, as_json=False)
         _show_status(done.status.as_dict())
     raise typer.Exit(_EXIT.get(done.report.outcome, 1))
 
@@ -304,7 +332,7 @@ def _show_plan(told: dict[str, Any]) -> None:
         lines += [f"{title.replace('_', ' ')}:"] if told[title] else []
         lines += [f"  {plain(str(name)):<50}{number:>9,}" for name, number in told[title].items()]
     for why, number in told["left_out"].items():
-        lines.append(f"left out: {number:,} {why}")
+        lines.append(f"left out: {number:,} {_LEFT_OUT.get(why, why)}")
     if told["size"]:
         lines.append("risks:" if told["risks"] else "risks: none found")
     lines += [f"  {risk['name']:<18}{risk['messages']:>9,}  {plain(risk['says'])}" for risk in told["risks"]]
@@ -322,7 +350,7 @@ def _show_plan(told: dict[str, Any]) -> None:
             }
             for one in told["sample"]
         ]
-        table.show(rows, tuple(rows[0]), as_json=False)
+        print_table(rows, tuple(rows[0]), as_json=False, below=("error", "event"))
     if told["hash"]:
         print_lines([f"plan {told['hash']}", f"nothing has moved; to send them: dlqbatch replay apply {told['hash']}"])
     elif told["size"]:
@@ -335,14 +363,30 @@ def _show_status(told: dict[str, Any]) -> None:
     since = f"{told['created_at'][:19].replace('T', ' ')} UTC"
     lines = [f"plan {told['hash']}: {told['state']}, {told['size']:,} message(s), by {plain(told['actor'])}, {since}"]
     lines.append(f"  {'sent':<12}{told['sent']:>9,}")
-    lines += [f"    {name:<10}{number:>9,}" for name, number in _outcomes(told).items() if told["sent"]]
-    lines += [f"  {'waiting':<12}{told['waiting']:>9,}", f"  {'skipped':<12}{told['skipped']:>9,}"]
+    lines += [f"    {name:<10}{number:>9,}" for name, number in told["outcomes"].items() if told["sent"]]
+    if ids := told.get("sent_ids"):
+        lines.append(f"    messages {ranges(ids)}" + (" and more" if told["sent"] > len(ids) else ""))
+    if told["state"] == "aborted":
+        lines.append(f"  {'not sent':<12}{told['waiting'] - told['held']:>9,}  as they were before the plan")
+        lines += [f"  {'not known':<12}{told['held']:>9,}"] if told["held"] else []
+    else:
+        lines.append(f"  {'waiting':<12}{told['waiting']:>9,}")
+    lines.append(f"  {'skipped':<12}{told['skipped']:>9,}")
     lines += [f"    {number:>7,}  {plain(why)}" for why, number in told["skipped_why"].items()]
+    lines += [f"  sent to {plain(each['place'])}, not resolved: {plain(each['missing'])}" for each in told["unproven"]]
     if told["step"] is not None:
         lines.append(f"  canary: {told['step']}, stops above {told['max_failure_rate']:.0%} failed")
     lines.append(f"next: {plain(told['do_next'])}")
     print_lines(lines)
 
 
-def _outcomes(told: dict[str, Any]) -> dict[str, int]:
-    return dict(told["outcomes"])
+def ranges(ids: Iterable[int]) -> str:
+    """Numbers for a person to read: `1-20, 25`; of many ranges the first."""
+    found: list[list[int]] = []
+    for one in sorted(ids):
+        if found and one == found[-1][1] + 1:
+            found[-1][1] = one
+        else:
+            found.append([one, one])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in found[:_MOST_RANGES]]
+    return ", ".join(shown) + (", …" if len(found) > _MOST_RANGES else "")

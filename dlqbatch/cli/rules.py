@@ -6,20 +6,25 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from dlqbatch import wiring
-from dlqbatch.cli import table
-from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
-from dlqbatch.cli.filters import ROW_ID
-from dlqbatch.cli.printing import NOTHING, print_json, print_lines, remark
+from dlqbatch.cli.options import ROW_ID, AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark
+from dlqbatch.lifecycle.job import rule_store
 from dlqbatch.logs import plain
-from dlqbatch.policy.classify import On
-from dlqbatch.policy.strategy import Strategy
+from dlqbatch.store.states import On, Strategy
 
-app = typer.Typer(help="The rules: which strategy the lifecycle gives a failure.", no_args_is_help=True)
+app = typer.Typer(
+    help="""The rules: which strategy the lifecycle gives a failure.
+
+    dlqbatch rules list
+    dlqbatch rules test --type TimeoutError
+    """,
+    no_args_is_help=True,
+)
 
 Name: TypeAlias = Annotated[str, typer.Argument(help="The rule's name.")]
 LookOn: TypeAlias = Annotated[
-    On | None, typer.Option("--on", help="Look at the type of the error, at its text, or at any of both.")
+    On | None,
+    typer.Option("--on", metavar="WHERE", help="Look at the type of the error, at its text, or at any of both."),
 ]
 Chosen: TypeAlias = Annotated[Strategy | None, typer.Option("--strategy", help="What becomes of what it finds.")]
 
@@ -29,8 +34,11 @@ _COLUMNS = ("position", "name", "on", "pattern", "strategy")
 
 @app.command("list")
 def list_rules(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
-    """List the rules in the order they are asked; the first that matches decides, and without one it is manual."""
-    rules, broken = wiring.rules(configured(settings, config)).read()
+    """List the rules in the order they are asked; the first that matches decides, and without one it is manual.
+
+    dlqbatch rules list
+    """
+    rules, broken = rule_store(configured(settings, config)).read()
     if as_json:
         print_json(
             [
@@ -62,7 +70,7 @@ def list_rules(settings: Settings = None, config: Config = None, *, as_json: AsJ
         for rule in rules
     ]
     if rows:
-        table.show(rows, tuple(rows[0]), as_json=False)
+        print_table(rows, tuple(rows[0]), as_json=False)
     else:
         remark("there is no rule, so every failure is manual")
     for one in broken:
@@ -78,7 +86,9 @@ def set_rule(
     on: LookOn = None,
     pattern: Annotated[
         str | None,
-        typer.Option("--pattern", help="A regular expression, found anywhere, in small or capital letters."),
+        typer.Option(
+            "--pattern", metavar="REGEX", help="A regular expression, found anywhere, in small or capital letters."
+        ),
     ] = None,
     strategy: Chosen = None,
     position: Annotated[
@@ -91,14 +101,16 @@ def set_rule(
 
     A pattern that is no regular expression, or that could take too long, is refused. A new rule needs a pattern and a
     strategy; it looks at type and text, and goes to the front, unless told otherwise.
+
+    dlqbatch rules set limited --pattern "rate limit|429" --strategy scheduled
     """
-    done = wiring.rules(configured(settings, config)).set(
+    done = rule_store(configured(settings, config)).set(
         name, on=on, pattern=pattern, strategy=strategy, position=position, dry_run=dry_run
     )
     word = "added" if done.is_new else "changed"
     shown = {column: getattr(done.rule, column) for column in _COLUMNS}
     shown["done"] = f"would be {word}" if dry_run else word
-    table.show([shown], tuple(shown), as_json=as_json)
+    print_table([shown], tuple(shown), as_json=as_json)
 
 
 @app.command("remove")
@@ -107,9 +119,9 @@ def remove_rule(
 ) -> None:
     """Remove a rule; what only it knew is manual then.
 
-    The exit code is 1 if there is no such rule.
+    dlqbatch rules remove limited
     """
-    rules = wiring.rules(configured(settings, config))
+    rules = rule_store(configured(settings, config))
     if not rules.remove(name, dry_run=dry_run):
         similar = rules.like(name)
         if as_json:
@@ -118,7 +130,7 @@ def remove_rule(
         remark(f"there is no rule '{name}'; {hint}")
         raise typer.Exit(NOTHING)
     shown = {"name": name, "done": "would be removed" if dry_run else "removed"}
-    table.show([shown], tuple(shown), as_json=as_json)
+    print_table([shown], tuple(shown), as_json=as_json)
 
 
 @app.command("test")
@@ -126,7 +138,7 @@ def explain_failure(
     settings: Settings = None,
     config: Config = None,
     *,
-    error_type: Annotated[str | None, typer.Option("--type", help="The type of an error.")] = None,
+    error_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="The type of an error.")] = None,
     text: Annotated[str | None, typer.Option("--text", help="The text of an error.")] = None,
     row_id: Annotated[
         int | None,
@@ -136,11 +148,12 @@ def explain_failure(
 ) -> None:
     """Tell which rule decides about an error, and which others would without it; nothing is changed.
 
-    The exit code is 1 if no rule knows it, so that it is manual.
+    dlqbatch rules test --type TimeoutError --text "timed out after 3000 ms"
+    dlqbatch rules test --message 4711
     """
     if (row_id is None) == (error_type is None and text is None):
         raise typer.BadParameter("give an error with --type and --text, or a message with --message")
-    rules = wiring.rules(configured(settings, config))
+    rules = rule_store(configured(settings, config))
     found = rules.test(error_type, text) if row_id is None else rules.test_message(row_id)
     if as_json:
         print_json(

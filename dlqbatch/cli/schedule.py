@@ -7,30 +7,28 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
 import typer
 
 from dlqbatch import logs
-from dlqbatch.cli import linger
-from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured, overrides
-from dlqbatch.cli.job import ONE_WISH
-from dlqbatch.schedule.clock import JOBS
+from dlqbatch import settings as configuration
+from dlqbatch.cli import prepare_long_process
+from dlqbatch.cli.options import AsJson, Config, DryRun, Settings, configured, overrides
+from dlqbatch.cli.run import ONE_REQUEST_SECONDS
+from dlqbatch.schedule.due import JOBS, Due
 from dlqbatch.settings.sources import CONFIG_VARIABLE, option_named, variable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-    from types import FrameType
-
-    from dlqbatch import settings as configuration
-    from dlqbatch.schedule.clock import Due
+if TYPE_CHECKING:  # loaded after the handlers of signals are in place
     from dlqbatch.schedule.processes import LastRun
     from dlqbatch.schedule.scheduler import Scheduler
 
@@ -48,7 +46,11 @@ def schedule(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the jobs on their own times, each run a process; more drains while the queues are deep; until a signal."""
+    """Run the jobs on their own times, each run a process; more drains while the queues are deep; until a signal.
+
+    dlqbatch schedule --dry-run
+    dlqbatch schedule
+    """
     # First of all: a signal that comes while the rest is loaded is not lost.
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,7 +73,7 @@ def _noting(signals: SimpleQueue[int]) -> Callable[[int, FrameType | None], None
 
     def note(number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
-        if number == signal.SIGTERM and first and now - first[0] <= ONE_WISH:
+        if number == signal.SIGTERM and first and now - first[0] <= ONE_REQUEST_SECONDS:
             return
         first.append(now)
         signals.put(number)  # the one queue that may be used in a signal's handler
@@ -80,7 +82,7 @@ def _noting(signals: SimpleQueue[int]) -> Callable[[int, FrameType | None], None
 
 
 def _serve(scheduler: Scheduler, signals: SimpleQueue[int]) -> int:
-    linger()
+    prepare_long_process()
     address = scheduler.start()
     log.info("scheduling", jobs=[due.job for due in scheduler.due], health=address or "off")
     received = None
@@ -164,6 +166,8 @@ def _show_plan(settings: configuration.Settings, due: Sequence[Due], *, as_json:
                 "depth": settings.trigger_depth,
                 "interval_seconds": settings.trigger_interval.total_seconds(),
                 "max_workers": settings.max_workers,
+                "ingest_depth": settings.trigger_ingest_depth if "ingest" in times else 0,
+                "max_ingest_workers": settings.max_ingest_workers,
             },
             "health_address": settings.health_address,
         }
@@ -176,11 +180,16 @@ def _show_plan(settings: configuration.Settings, due: Sequence[Due], *, as_json:
         sys.stdout.write(f"  {one.job:<10} {one.when:<12} {shown}{late}\n")
     for job in sorted(set(JOBS) - times.keys()):
         sys.stdout.write(f"  {job:<10} off\n")
-    if settings.trigger_depth:
-        depth = f"at {settings.trigger_depth} messages up to {settings.max_workers} drains at once"
-        sys.stdout.write(
-            f"  {'trigger':<10} {depth}, looked at every {settings.trigger_interval.total_seconds():g} s\n"
+    ingest_depth = settings.trigger_ingest_depth if "ingest" in times else 0
+    parts = [
+        f"at {depth} messages up to {most} {runs} at once"
+        for runs, depth, most in (
+            ("drains", settings.trigger_depth, settings.max_workers),
+            ("ingests", ingest_depth, settings.max_ingest_workers),
         )
-    else:
-        sys.stdout.write(f"  {'trigger':<10} off\n")
+        if depth
+    ]
+    seconds = settings.trigger_interval.total_seconds()
+    told = f"{', '.join(parts)}, looked at every {seconds:g} s" if parts else "off"
+    sys.stdout.write(f"  {'trigger':<10} {told}\n")
     sys.stdout.write(f"  {'health':<10} {settings.health_address}\n")

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Final
 
-from dlqbatch.cli.charts import bar, sparkline
-from dlqbatch.cli.choices import AsJson, Config, Settings, configured
-from dlqbatch.cli.monitor import Prometheus  # noqa: TC001  (typer reads it)
+from dlqbatch.cli.options import AsJson, Config, Prometheus, Settings, configured
 from dlqbatch.cli.printing import print_json
 from dlqbatch.logs import masked, plain
-from dlqbatch.wiring.monitor import overview
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import datetime
-
-    from dlqbatch.policy.metrics import Metrics
-    from dlqbatch.wiring.monitor import Overview
+from dlqbatch.monitor.job import Overview, overview
+from dlqbatch.monitor.metrics import Metrics
 
 _NARROWEST: Final = 60
 _WIDEST: Final = 120
 _BAR: Final = 16
+# A screen has 24 lines, and the last one is the shell's.
+_LINES: Final = 23
+# At most so many lines each are shown of alerts, groups, error types and origins with unproven retries.
 _SHOWN: Final = 3
-"""Lines for groups, for error types, for alerts."""
 _RUNS: Final = 8
+_LONGEST_QUEUE: Final = 30
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
@@ -36,7 +33,10 @@ def status(
     prometheus: Prometheus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the dead store and the jobs are doing, on one screen. It changes nothing and needs no broker."""
+    """Show how the dead store and the jobs are doing, on one screen. It changes nothing and needs no broker.
+
+    dlqbatch status
+    """
     given = {"prometheus_file": None if prometheus is None else str(prometheus)}
     found = overview(configured(settings, config, given), export=prometheus is not None)
     if as_json:
@@ -45,12 +45,25 @@ def status(
     encoding = sys.stdout.encoding or "ascii"
     is_ascii = encoding.lower().replace("-", "") != "utf8"
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-    for line in _screen(found, ascii_only=is_ascii):
+    for line in _fitting(found, ascii_only=is_ascii):
         shown = plain(masked(line).rstrip(), width)
         sys.stdout.write(shown.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
-def _screen(found: Overview, *, ascii_only: bool) -> Iterator[str]:
+def _fitting(found: Overview, *, ascii_only: bool) -> list[str]:
+    """Where there is more to say than the screen has lines, the examples give way, down to one of each kind.
+
+    Alerts, runs, queues and every number stay as they are. One example of each kind always fits.
+    """
+    lines: list[str] = []
+    for shown in range(_SHOWN, 0, -1):
+        lines = list(_screen(found, shown, ascii_only=ascii_only))
+        if len(lines) <= _LINES:
+            break
+    return lines
+
+
+def _screen(found: Overview, shown: int, *, ascii_only: bool) -> Iterator[str]:
     metrics = found.metrics
     groups = metrics.groups_for_a_person
     needed = f"; {groups:,} group{'s need' if groups > 1 else ' needs'} a person" if groups else ""
@@ -62,13 +75,18 @@ def _screen(found: Overview, *, ascii_only: bool) -> Iterator[str]:
     yield f"last hour   resolved {_rate(metrics.resolution_rate)}{f' of {decided}' if decided else ''}; " + (
         f"{_age(metrics.seconds_in_store)} in store" if metrics.seconds_in_store is not None else "nothing ended"
     )
-    yield (
-        f"succeeded   retries {_rate(metrics.retry_success)}, replays {_rate(metrics.replay_success)}; "
-        f"drains dead-lettered {_rate(metrics.dead_letter_rate)}"
-    )
+    retries = _rate_of(metrics.retry_success, sum(metrics.attempts.values()))
+    open_ones = metrics.replays.get("open", 0)
+    replays = _rate_of(metrics.replay_success, metrics.replays_known) + (f" ({open_ones:,} open)" if open_ones else "")
+    yield f"succeeded   retries {retries}, replays {replays}; drains dead-lettered {_rate(metrics.dead_letter_rate)}"
+    overdue = ", ".join(f"{state} {number:,}" for state, number in metrics.overdue.items() if number)
+    if overdue:
+        yield f"overdue     {overdue}: retain does not run, or does not keep up"
     yield f"due         {metrics.due:,} now, next {_when(metrics.next_due, metrics.at)}; {_breakers(metrics)}"
-    yield from _errors(metrics, ascii_only=ascii_only)
-    yield from _groups(found)
+    yield from _sent(metrics, shown)
+    yield from _queues(metrics)
+    yield from _errors(metrics, shown, ascii_only=ascii_only)
+    yield from _groups(found, shown)
     yield from _alerts(found)
     yield from _runs(metrics)
 
@@ -85,16 +103,44 @@ def _states(metrics: Metrics, *, ascii_only: bool) -> Iterator[str]:
         yield f"{left:<40}{right}"
 
 
-def _errors(metrics: Metrics, *, ascii_only: bool) -> Iterator[str]:
+def _sent(metrics: Metrics, shown: int) -> Iterator[str]:
+    """One line for each origin whose retries are not known to have succeeded, and why; the oldest first."""
+    if metrics.oldest_sent is None:
+        return
+    age = _age((metrics.at - metrics.oldest_sent).total_seconds())
+    origins = len(metrics.unproven)
+    rest = f"; unproven at {origins:,} origins" if origins > shown else ""
+    yield f"sent        {metrics.sent:,} retries not resolved, the first {age} ago{rest}"
+    for one in metrics.unproven[:shown]:
+        yield f"{'':<12}{one.retries:>9,} to {plain(one.place, _LONGEST_QUEUE)}: {plain(one.missing)}"
+
+
+def _queues(metrics: Metrics) -> Iterator[str]:
+    """One line: the deepest, and when that was seen."""
+    if metrics.queues:
+        top = metrics.queues[:_SHOWN]
+        shown = ", ".join(
+            f"{one.depth:,} in {plain(one.queue, _LONGEST_QUEUE)} {_age((metrics.at - one.at).total_seconds())} ago"
+            for one in top
+            if one.depth
+        )
+        in_a_row = metrics.bounds_in_a_row.items()
+        bounded = "".join(f"; {number} {job}s in a row at their bound" for job, number in in_a_row if number > 1)
+        yield f"queues      {shown or 'all were empty'}{bounded}"
+
+
+def _errors(metrics: Metrics, shown: int, *, ascii_only: bool) -> Iterator[str]:
     named = metrics.errors.named
     top = named[0][1] if named else 0
-    for place, (name, number) in enumerate(named[:_SHOWN]):
+    for place, (name, number) in enumerate(named[:shown]):
         chart = f"{bar(number, top, _BAR, ascii_only=ascii_only):<{_BAR}}"
         yield f"{'errors, 24 h' if not place else '':<12}{number:>9,} {chart} {plain(name)}"
+    if rest := sum(number for _, number in named[shown:]) + metrics.errors.other:
+        yield f"{'':<12}{rest:>9,} with other errors: dlqbatch status --json"
 
 
-def _groups(found: Overview) -> Iterator[str]:
-    for place, group in enumerate(found.groups[:_SHOWN]):
+def _groups(found: Overview, shown: int) -> Iterator[str]:
+    for place, group in enumerate(found.groups[:shown]):
         sample = group.sample
         what = ": ".join(" ".join(text.split()) for text in (sample.error_type, sample.error_message) if text)
         yield f"{'groups' if not place else '':<12}{group.size:>9,} {group.fingerprint} {plain(what)}"
@@ -133,6 +179,10 @@ def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
+def _rate_of(value: float | None, number: int) -> str:
+    return "-" if value is None else f"{value:.0%} of {number:,}"
+
+
 def _when(at: datetime | None, now: datetime) -> str:
     return "-" if at is None else f"in {_age((at - now).total_seconds())}"
 
@@ -145,3 +195,29 @@ def _age(seconds: float) -> str:
     if seconds < 2 * _HOUR:
         return f"{seconds / _MINUTE:.0f} min"
     return f"{seconds / _HOUR:.0f} h" if seconds < 2 * _DAY else f"{seconds / _DAY:.0f} d"
+
+
+_STEPS: Final = "▁▂▃▄▅▆▇█"
+_ASCII_STEPS: Final = "_.:-=+*#"
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+
+
+def sparkline(numbers: Sequence[float], *, ascii_only: bool) -> str:
+    """One character for each number; only zero looks like zero, and only the largest is full."""
+    steps = _ASCII_STEPS if ascii_only else _STEPS
+    top = max(numbers, default=0)
+    if not top:
+        return steps[0] * len(numbers)
+    last = len(steps) - 1
+    return "".join(steps[max(1, round(number / top * last))] if number else steps[0] for number in numbers)
+
+
+def bar(number: float, top: float, width: int, *, ascii_only: bool) -> str:
+    """`width` characters at most; whatever is not zero is seen."""
+    if not number or not top:
+        return ""
+    if ascii_only:
+        return "#" * max(1, round(number / top * width))
+    eighths = max(1, round(number / top * width * 8))
+    whole, part = divmod(eighths, 8)
+    return "█" * whole + (_EIGHTHS[part] if part else "")

@@ -1,81 +1,62 @@
-"""One dead message on the screen: what is known of it, what happened to it, what it holds."""
+"""One dead message on the screen: the facts, the timeline, the stack, headers and body."""
 
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from dlqbatch.logs import plain
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
+if TYPE_CHECKING:  # it needs SQLAlchemy, which `archive list` does not
+    from dlqbatch.messages.actions import Shown
+    from dlqbatch.messages.timeline import Step
 
 _MARKS: Final = {"death": "✗", "state": "●", "attempt": "→", "note": "·"}
 _TIME: Final = "%Y-%m-%d %H:%M:%S"
 _TIME_WIDTH: Final = 19
 _LINES_OF_BODY: Final = 40
+_PROCESSING: Final = ("being sent", "sent; whether it comes back is being observed")
 _LONGEST_LINE: Final = 2_000
 _LONGEST_CELL: Final = 2_000
 
 
-class Step(Protocol):
-    """Something that happened."""
-
-    @property
-    def at(self) -> datetime | None: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def what(self) -> str: ...
-    @property
-    def actor(self) -> str | None: ...
-    @property
-    def reason(self) -> str | None: ...
-
-
-class Shown(Protocol):
-    """A message with everything that is known of it, in the dead store or in a cold copy."""
-
-    @property
-    def record(self) -> Any: ...
-    @property
-    def attempts(self) -> Sequence[Any]: ...
-    @property
-    def story(self) -> Sequence[Step]: ...
-    @property
-    def readable(self) -> Any: ...
-    @property
-    def body_form(self) -> str: ...
-    def body_lines(self) -> Iterator[str]: ...
-
-
 def message(found: Shown, first: Mapping[str, object] | None = None, *, full: bool) -> Iterator[str]:
-    """The whole of it; `first` stands before what the record says."""
+    """One message of the dead store or of a cold copy; `first` stands before what the record says."""
     record, readable = found.record, found.readable
     yield f"Message {record.id}"
     is_sent = any(each.sent_at is not None and each.closed_at is None for each in found.attempts)
-    yield from facts({**(first or {}), **_known(record, is_sent=is_sent)}, full=full)
+    yield from facts({**(first or {}), **_known(record, found.plan, is_sent=is_sent)}, full=full)
     yield from ("", "Timeline (UTC)")
     yield from ("  " + line for line in timeline(found.story))
     if record.error_stack:
         yield from ("", "Stack")
+        if found.stack_note:
+            yield f"  ({found.stack_note})"
         yield from text(record.error_stack.splitlines(), full=full)
     for title, held in (("Properties", readable.properties), ("Headers", readable.headers)):
         if held:
             yield from ("", title)
-            yield from values(held, full=full)
+            yield from values(_without_stack(held, record.error_stack), full=full)
     if not readable.is_whole:
         yield from ("", "Not all of its properties and headers could be read; --json holds their bytes.")
     yield from ("", f"Body ({record.body_size:,} bytes, {found.body_form})")
     yield from text(found.body_lines(), full=full)
 
 
-def _known(record: Any, *, is_sent: bool) -> dict[str, object]:
+def _without_stack(headers: Mapping[str, object], stack: str | None) -> Mapping[str, object]:
+    """The header that the stack came in: many lines on one, once more, help nobody."""
+    if not stack:
+        return headers
+    return {name: "(see Stack)" if value == stack else value for name, value in headers.items()}
+
+
+def _known(record: Any, plan: str | None, *, is_sent: bool) -> dict[str, object]:
+    meaning = f" ({_PROCESSING[is_sent]})" if record.status == "processing" else ""
     return {
-        "status": f"{record.status} since {time(record.status_since)} UTC",
+        "status": f"{record.status}{meaning} since {time(record.status_since)} UTC",
         "held by": record.lock_owner,
         "lease until": "" if is_sent else time(record.lease_until),
         "next retry": time(record.next_retry_at),
@@ -95,7 +76,7 @@ def _known(record: Any, *, is_sent: bool) -> dict[str, object]:
         "priority": record.priority,
         "tags": " ".join(map(str, record.tags)),
         "source": record.source,
-        "replay plan": record.plan_id,
+        "replay plan": plan,
         "system": dict(record.system_state),
         "doubtful": "it may be here twice" if record.possible_duplicate else None,
     }

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from dlqbatch.cli import table
-from dlqbatch.cli.choices import AsJson, Config, DryRun, Settings, configured
+from dlqbatch import settings as configuration
 from dlqbatch.cli.failure import PARTIAL, USAGE
-from dlqbatch.cli.printing import print_json, remark
+from dlqbatch.cli.options import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.printing import print_json, print_table, remark
 from dlqbatch.logs import plain
 from dlqbatch.settings.options import Entry
+from dlqbatch.settings.topologies import default_ladder as ladder_of
 from dlqbatch.settings.topologies import from_options
-from dlqbatch.topology.kinds import whole
-from dlqbatch.topology.ladder import demonstration as test_queues
-from dlqbatch.wiring import ladder_of
-from dlqbatch.wiring import topology as wiring
+from dlqbatch.topology import job as topology_job
+from dlqbatch.topology.kinds import Kind, whole
+from dlqbatch.topology.kinds import demonstration as test_queues
+from dlqbatch.topology.plan import NOT_KNOWN, SAME, TO_CREATE, Plan
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+app = typer.Typer(
+    help="""Exchanges, queues and bindings on the broker.
 
-    from dlqbatch import settings as configuration
-    from dlqbatch.topology.kinds import Kind
-    from dlqbatch.topology.plan import Plan
-
-app = typer.Typer(help="Exchanges, queues and bindings on the broker.", no_args_is_help=True)
+    dlqbatch topology plan
+    dlqbatch topology apply
+    """,
+    no_args_is_help=True,
+)
 
 _SIGNS: Final = {"to create": "+", "the same": " ", "different": "!", "not known": "?"}
+_CHANGED: Final = "changed"
+_DECLARED: Final = "declared"
+"""Whether it was there before is not known: AMQP has no way to ask for a binding, and not every login may ask."""
+_DONE: Final = {TO_CREATE: "created", SAME: "the same", NOT_KNOWN: _DECLARED}
 _REFUSED: Final = 1
 
 What: TypeAlias = Annotated[
@@ -39,14 +45,16 @@ What: TypeAlias = Annotated[
     ),
 ]
 Queue: TypeAlias = Annotated[
-    str | None, typer.Option(help="Describe a per-queue set or a pipeline here: its queue.", show_default=False)
+    str | None,
+    typer.Option(metavar="NAME", help="Describe a per-queue set or a pipeline here: its queue.", show_default=False),
 ]
-Exchange: TypeAlias = Annotated[str | None, typer.Option(help="And its exchange.", show_default=False)]
+Exchange: TypeAlias = Annotated[str | None, typer.Option(metavar="NAME", help="And its exchange.", show_default=False)]
 Type: TypeAlias = Annotated[
-    str | None, typer.Option("--type", help="And the type of its exchanges: topic or direct.", show_default=False)
+    str | None,
+    typer.Option("--type", metavar="TYPE", help="And the type of its exchanges: topic or direct.", show_default=False),
 ]
 Ttl: TypeAlias = Annotated[
-    str | None, typer.Option(help="And its delay, in milliseconds or such as 30s.", show_default=False)
+    str | None, typer.Option(metavar="DELAY", help="And its delay, in milliseconds or such as 30s.", show_default=False)
 ]
 Quorum: TypeAlias = Annotated[bool, typer.Option("--quorum", help="And that its queues are quorum queues.")]
 NoDelay: TypeAlias = Annotated[bool, typer.Option("--no-delay", help="And that it has no delay queue.")]
@@ -68,11 +76,11 @@ def plan(
 ) -> None:
     """Show what `apply` would do: what is to create, what is the same, and what differs; nothing is changed.
 
-    Exit code 0 if there is nothing to do, 3 if there is.
+    dlqbatch topology plan
     """
     loaded = configured(settings, config)
     kinds = _chosen(loaded, what, _described(queue, exchange, exchange_type, ttl, quorum, no_delay))
-    found = wiring.plan(loaded, kinds)
+    found = topology_job.plan(loaded, kinds)
     _show_plan(found.plan, as_json=as_json)
     _hint_at_delays(found)
     raise typer.Exit(0 if found.is_done else PARTIAL)
@@ -106,18 +114,23 @@ def apply(
 ) -> None:
     """Declare what is missing, and list it all; what differs is an error, unless it is a delay and --change-ttl is set.
 
-    With --dry-run it is only listed, without a look at the broker; `topology plan` looks.
+    Each part is listed as created, changed or the same; as declared, where the broker does not tell whether it was
+    there. With --dry-run it is only listed, without a look at the broker; `topology plan` looks.
+
+    dlqbatch topology apply
+    dlqbatch topology apply per-queue --queue orders --exchange shop --ttl 30s
     """
     loaded = configured(settings, config)
     described = _described(queue, exchange, exchange_type, ttl, quorum, no_delay)
     kinds = _chosen(loaded, what, described)
+    applied = None
     if not dry_run:
-        applied = wiring.apply(
+        applied = topology_job.apply(
             loaded,
             kinds,
             change_ttl=change_ttl,
             with_demonstration=demonstration,
-            told=lambda name, step: remark(f"{name}: {step}"),
+            report=lambda name, step: remark(f"{name}: {step}"),
         )
         if not applied.is_done:
             _show_plan(applied.plan, as_json=as_json)
@@ -126,9 +139,13 @@ def apply(
     topology = whole(kinds)
     if demonstration:
         topology += test_queues(ladder_of(loaded))
-    exchanges = [{"kind": "exchange", "name": one.name, "type": one.type} for one in topology.exchanges]
-    queues = [{"kind": "queue", "name": one.name, "arguments": dict(one.arguments)} for one in topology.queues]
-    bindings = [
+    exchanges: list[dict[str, object]] = [
+        {"kind": "exchange", "name": one.name, "type": one.type} for one in topology.exchanges
+    ]
+    queues: list[dict[str, object]] = [
+        {"kind": "queue", "name": one.name, "arguments": dict(one.arguments)} for one in topology.queues
+    ]
+    bindings: list[dict[str, object]] = [
         {"kind": "binding", "exchange": one.exchange, "key": one.key, "queue": one.queue} for one in topology.bindings
     ]
     if described and what:
@@ -136,13 +153,20 @@ def apply(
             f"for `dlqbatch drain` to know of it, describe it in application.properties: {_lines(what[0], described)}"
         )
     if as_json:
-        table.show([*exchanges, *queues, *bindings], (), as_json=True)
+        print_table([*exchanges, *queues, *bindings], (), as_json=True)
         return
-    table.show(exchanges, ("kind", "name", "type"), as_json=False)
-    in_words = [" ".join(f"{name}={value}" for name, value in one.arguments.items()) for one in topology.queues]
-    readable = [{**queue, "arguments": words} for queue, words in zip(queues, in_words, strict=True)]
-    table.show(readable, ("kind", "name", "arguments"), as_json=False)
-    table.show(bindings, ("kind", "exchange", "key", "queue"), as_json=False)
+    done = {} if applied is None else _done(applied)
+    for rows, names in (
+        (exchanges, [one.name for one in topology.exchanges]),
+        (queues, [one.name for one in topology.queues]),
+        (bindings, [one.in_words for one in topology.bindings]),
+    ):
+        shown = [
+            {**_readable(row), **({"done": done.get((row["kind"], name), _DECLARED)} if applied is not None else {})}
+            for row, name in zip(rows, names, strict=True)
+        ]
+        if shown:
+            print_table(shown, tuple(shown[0]), as_json=False, below=("arguments",))
 
 
 @app.command()
@@ -159,11 +183,17 @@ def export(
     no_delay: NoDelay = False,
     broker_version: Annotated[
         str | None,
-        typer.Option(help="For a broker of this version, such as 3.13 or 4.1; else the broker is asked for its own."),
+        typer.Option(
+            metavar="VERSION",
+            help="For a broker of this version, such as 3.13 or 4.1; else the broker is asked for its own.",
+        ),
     ] = None,
     _as_json: AsJson = False,
 ) -> None:
-    """Print definitions for the broker's own import (`rabbitmqctl import_definitions FILE`), as JSON."""
+    """Print definitions for the broker's own import (`rabbitmqctl import_definitions FILE`), as JSON.
+
+    dlqbatch topology export --broker-version 4.1
+    """
     loaded = configured(settings, config)
     kinds = _chosen(loaded, what, _described(queue, exchange, exchange_type, ttl, quorum, no_delay))
     version = None
@@ -172,7 +202,7 @@ def export(
         if not all(number.isascii() and number.isdecimal() for number in numbers):
             raise typer.BadParameter("it is a version such as 3.13 or 4.1", param_hint="--broker-version")
         version = tuple(int(number) for number in numbers)
-    print_json(wiring.export(loaded, kinds, version))
+    print_json(topology_job.export(loaded, kinds, version))
 
 
 @app.command()
@@ -196,7 +226,9 @@ def delete(
 ) -> None:
     """Delete what a topology has made, and the ways back to queues that are gone; nothing if any part is still in use.
 
-    What another topology of application.properties shares stays. Exit code 1 if something is in the way.
+    What another topology of application.properties shares stays.
+
+    dlqbatch topology delete ladder --dry-run
     """
     if not what:
         raise typer.BadParameter("say what is to be deleted: a kind, or the NAME of a topology", param_hint="WHAT")
@@ -204,17 +236,32 @@ def delete(
         raise typer.BadParameter("it deletes queues: look with --dry-run, then add --yes", param_hint="--yes")
     loaded = configured(settings, config)
     kinds = _chosen(loaded, what, _described(queue, exchange, exchange_type, ttl, quorum, no_delay))
-    done = wiring.delete(loaded, kinds, with_messages=with_messages, dry_run=dry_run)
+    done = topology_job.delete(loaded, kinds, with_messages=with_messages, dry_run=dry_run)
     rows = [one.as_dict() for one in done]
     if as_json:
         print_json(rows)
     elif rows:
-        table.show(rows, ("kind", "name", "deleted", "why"), as_json=False)
+        print_table(rows, ("kind", "name", "deleted", "why"), as_json=False)
     in_the_way = sum(1 for one in done if one.why)
     gone = sum(1 for one in done if one.is_gone)
     if not as_json:
         remark(f"{len(done) - in_the_way} would be deleted, {in_the_way} in the way" if dry_run else f"{gone} deleted")
     raise typer.Exit((PARTIAL if gone else _REFUSED) if in_the_way else 0)
+
+
+def _readable(row: Mapping[str, object]) -> dict[str, object]:
+    arguments = row.get("arguments")
+    if not isinstance(arguments, dict):
+        return dict(row)
+    return {**row, "arguments": " ".join(f"{name}={value}" for name, value in arguments.items())}
+
+
+def _done(applied: topology_job.Applied) -> dict[tuple[object, str], str]:
+    """What became of each part, by its kind and name."""
+    done: dict[tuple[object, str], str] = {
+        (item.kind, item.name): _DONE.get(item.state, _CHANGED) for item in applied.plan.items
+    }
+    return done | {("queue", name): _CHANGED for name in applied.delays}
 
 
 def _described(
@@ -235,7 +282,7 @@ def _chosen(
     settings: configuration.Settings, what: Sequence[str] | None, described: dict[str, Entry]
 ) -> tuple[Kind, ...]:
     if not described:
-        return wiring.choose(settings, what or ())
+        return topology_job.choose(settings, what or ())
     if what not in (["per-queue"], ["pipeline"]):
         flag = next(iter(described.values())).key
         raise typer.BadParameter("it describes a `per-queue` set or a `pipeline`: say which of them", param_hint=flag)
@@ -261,7 +308,7 @@ def _show_plan(found: Plan, *, as_json: bool) -> None:
             sys.stdout.write(plain(text) + "\n")
 
 
-def _hint_at_delays(found: wiring.Applied) -> None:
+def _hint_at_delays(found: topology_job.Applied) -> None:
     if found.is_done:
         return
     if found.is_marked:

@@ -10,23 +10,20 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self
+from types import TracebackType
+from typing import Final, Self
 
 from dlqbatch.cli.failure import say
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from dlqbatch.settings import Settings
+from dlqbatch.settings import Settings
 
 _HUNG: Final = 4
+# Seconds for what may begin just before a run's bounds and has a bound of its own: a statement (32), the log of runs
+# (8), the broker's last answer (15).
 _AFTER_THE_LAST_BOUND: Final = 60.0
-"""Seconds for all that may begin just before a run's bounds and then has a bound of its own: a statement (32), the log
-of runs (8), the broker's last answer (15)."""
+# Seconds. With the default settings a run ends 25 seconds after a signal; most platforms kill it after 30.
 _AFTER_A_SIGNAL: Final = 10.0
-"""Seconds; with the default settings 25 in all, and after 30 most of those who sent it kill."""
 _LOOK_EVERY: Final = 0.25
 _SAYING: Final = 2.0
 
@@ -35,7 +32,7 @@ class Watchdog:
     """Watches while it is entered; `from_now` begins its time anew."""
 
     def __init__(self, longest: float, after_signal: float, stopped: Callable[[], bool], *, as_json: bool) -> None:
-        """Seconds."""
+        """`longest` and `after_signal` are seconds."""
         self._longest = longest
         self._after_signal = after_signal
         self._stopped = stopped
@@ -45,9 +42,9 @@ class Watchdog:
         self.from_now()
 
     @classmethod
-    def of(cls, settings: Settings, stopped: Callable[[], bool], *, as_json: bool) -> Self:
+    def of(cls, settings: Settings, job: str, stopped: Callable[[], bool], *, as_json: bool) -> Self:
         settling = settings.settle_seconds + settings.connect_timeout_seconds
-        longest = settings.max_seconds + settling + _AFTER_THE_LAST_BOUND
+        longest = settings.longest_run(job) + settling + _AFTER_THE_LAST_BOUND
         return cls(longest, settling + _AFTER_A_SIGNAL, stopped, as_json=as_json)
 
     def from_now(self) -> None:

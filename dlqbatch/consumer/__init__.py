@@ -21,20 +21,18 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import Final
 
 from dlqbatch import logs
-from dlqbatch.broker.connection import Access, connect
+from dlqbatch.amqp.patterns import TopicTrie
+from dlqbatch.broker.access import Access, connect
 from dlqbatch.consumer.link import Link
 from dlqbatch.consumer.message import Context
 from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused, LoginRefused, TopologyMissing
-from dlqbatch.policy.topic import TopicTrie
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
 
 __all__ = ["Consumer", "Context"]
 
@@ -44,7 +42,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 """Seconds between two attempts to connect."""
 _TICK: Final = 0.05
 """Seconds after which such a wait looks whether it is still wanted."""
-ONE_WISH: Final = 1.0
+ONE_REQUEST_SECONDS: Final = 1.0
 """Seconds in which SIGTERM twice is one: `timeout 60 python worker.py` sends it to the process, and to its group."""
 
 
@@ -154,7 +152,7 @@ def _signals(consumer: Consumer) -> Iterator[None]:
         if asked_at is None:
             asked_at = now
             consumer.stop()
-        elif number != signal.SIGTERM or now - asked_at > ONE_WISH:
+        elif number != signal.SIGTERM or now - asked_at > ONE_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

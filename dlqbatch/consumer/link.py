@@ -1,37 +1,39 @@
-"""One connection's life: messages in, what became of them out."""
+"""One connection of a worker: messages are taken, handlers run, and messages or their copies are settled."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker
+
 from dlqbatch import logs
-from dlqbatch.broker import declare, frames
+from dlqbatch.amqp.delivery import Delivery, Publish, Route
+from dlqbatch.amqp.headers import UNKNOWN_EVENT, WORKER_FAILED
+from dlqbatch.broker import frames
+from dlqbatch.broker.connection import Connection
+from dlqbatch.broker.fetch import Receiving, Spare
 from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.publisher import Publisher
-from dlqbatch.consumer.copies import Copies
+from dlqbatch.broker.queue_types import quorum_queues
+from dlqbatch.broker.session import depths
 from dlqbatch.consumer.failure import failure_of
-from dlqbatch.consumer.message import Message
-from dlqbatch.consumer.subscription import Subscription
-from dlqbatch.errors import BrokerLost
-from dlqbatch.message.delivery import Publish, Route
-from dlqbatch.message.dialects import Failure
+from dlqbatch.consumer.message import Copies, Message
+from dlqbatch.errors import BrokerLost, ChannelRefused
+from dlqbatch.ingest.dialects import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-    from dlqbatch.broker.connection import Connection
-    from dlqbatch.consumer import Consumer
-    from dlqbatch.message.delivery import Delivery
+    from dlqbatch.consumer import Consumer  # which imports this module
 
 log = logs.get(__name__)
 
-FAILED, UNKNOWN_EVENT = "worker-failed", "unknown-event"
 _MOST_UNSETTLED, _MOST_BYTES = 100, 64 * 1024 * 1024
 """Messages whose copies are not confirmed, and their bodies; beyond that no handler is started."""
 _RETAINED: Final = 1 << 40
@@ -69,19 +71,19 @@ class Link:
         self._consumer = consumer
         self._connection = connection
         self._thread = thread
-        declare.depths(connection, [consumer.queue], [consumer.dead_letters])  # TopologyMissing says which is not there
-        self._counts_itself = bool(declare.quorum_queues(connection, [consumer.queue], otherwise=False))
+        depths(connection, [consumer.queue], [consumer.dead_letters])  # TopologyMissing says which is not there
+        self._counts_itself = bool(quorum_queues(connection, [consumer.queue], otherwise=False))
         self._copies = Copies(connection.login, frames.properties_limit(connection.frame_max))
         self._origins = Origins(connection)
         self._publisher = Publisher(connection, self, _RETAINED)
         self._waiting: deque[Delivery] = deque()
         self._at_work: _AtWork | None = None
         self._unsettled: dict[int, _Copy] = {}
-        """By delivery tag."""
+        """The messages whose copy is not confirmed, by delivery tag."""
         self._held: list[_Copy] = []
-        """Those of them that could not be published."""
+        """The unsettled messages whose copy could not be published."""
         self._due: deque[_Copy] = deque()
-        """Those held that are published again now."""
+        """The held messages that are published again now."""
         self._wait = _FIRST_WAIT
         self._again_at = self._alone_until = self._busy_at = self._over_at = time.monotonic()
         self._renewed_at = 0
@@ -124,9 +126,7 @@ class Link:
         if self._unsettled:
             log.warning("messages go back unpublished", queue=self._consumer.queue, messages=len(self._unsettled))
         if self._counts_itself:
-            until = time.monotonic() + _APPLIED_WITHIN
-            while time.monotonic() < until:
-                self._connection.step()
+            self._connection.pause(_APPLIED_WITHIN)
 
     def _end(self) -> None:
         self._is_ending = True
@@ -172,7 +172,7 @@ class Link:
         why = f"{failure.type}: {failure.message}"
         log.warning("a handler failed", queue=queue, key=message.key, retries=retries, of=most, why=why)
         if retries >= most:
-            self._give_up(delivery, message, FAILED, failure)
+            self._give_up(delivery, message, WORKER_FAILED, failure)
         elif self._counts_itself:
             self._subscription.reject(delivery.tag)
         elif (properties := self._copies.counted(message)) is not None:
@@ -180,7 +180,7 @@ class Link:
         else:
             # Tried again it would be tried for ever: the next worker could not tell that it was.
             log.warning("its headers leave no room for a count, so it is given up", queue=queue, key=message.key)
-            self._give_up(delivery, message, FAILED, failure)
+            self._give_up(delivery, message, WORKER_FAILED, failure)
 
     def _give_up(self, delivery: Delivery, message: Message, reason: str, failure: Failure) -> None:
         made = self._copies.given_up(message, reason, failure)
@@ -192,7 +192,7 @@ class Link:
         self._publish(_Copy(delivery, lambda: publish))
 
     def _back(self, message: Message, properties: bytes) -> Publish | str:
-        """To the back of the same queue, with its routing key."""
+        """A copy for the back of its queue, with its routing key; or why there is none."""
         self._origins.prepare(message.origin)
         route = self._origins.route(message.origin)
         if route is None:
@@ -267,3 +267,59 @@ class Link:
     def unroutable(self, delivery: Delivery, publish: Publish) -> None:
         why = f"no queue takes it from exchange '{publish.route.exchange}'"
         self._hold(self._unsettled[delivery.tag], why)
+
+
+class Subscription(Receiving):
+    def __init__(self, connection: Connection, queue: str, prefetch: int, deliver: Callable[[Delivery], None]) -> None:
+        super().__init__(connection, queue, 0, deliver, Spare())
+        self.is_cancelled = False
+        self.is_accepted = False
+        """The broker has begun to deliver, or would if there was something."""
+        self.refusal: ChannelRefused | None = None
+        self._consumers = 1
+        self._wire.put(frames.qos(self._number, prefetch) + self._consume())
+
+    def settle(self, tag: int) -> None:
+        if self.lost is None:
+            self._wire.put(frames.ack(self._number, tag, multiple=False))
+
+    def reject(self, tag: int) -> None:
+        if self.lost is None:
+            self._wire.put(frames.reject(self._number, tag))
+
+    def renew(self) -> None:
+        """Another consumer in place of this one: what is not settled yet takes no place of its prefetch."""
+        if self.lost is None:
+            # The new one first: a queue that deletes itself does so when its last consumer goes.
+            cancel = frames.cancel(self._number, self._name)
+            self._consumers += 1
+            self._wire.put(self._consume() + cancel)
+
+    def cancel(self) -> None:
+        if self.lost is None:
+            self._wire.put(frames.cancel(self._number, self._name))
+
+    @property
+    def _name(self) -> bytes:
+        return b"dlqbatch-%d" % self._consumers
+
+    def _consume(self) -> bytes:
+        return frames.consume(self._number, self.queue, self._name)
+
+    def _read_method(self, method: int, buffer: bytes, position: int) -> bool:
+        if method == frames.DELIVER:
+            self._begin_message(buffer, position + 1 + buffer[position])
+        elif method in {frames.CANCEL_OK, frames.CANCEL}:
+            # The broker cancels by itself when the queue is deleted; one that was replaced ends without harm.
+            if buffer.startswith(self._name, position + 1):
+                self.is_cancelled = True
+        elif method == frames.CONSUME_OK:
+            self.is_accepted = True
+        else:
+            return method == frames.QOS_OK
+        return True
+
+    def _closed(self, channel: Channel, error: Exception) -> None:
+        super()._closed(channel, error)
+        if isinstance(error, ChannelClosedByBroker):
+            self.refusal = ChannelRefused(error.reply_code, error.reply_text)

@@ -1,48 +1,49 @@
-"""One delivery, as its worker sees it."""
+"""One delivery as its worker sees it, and the copies that the worker publishes of it."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from datetime import UTC, datetime
+from typing import Final
 
-from dlqbatch.message import headers as names
-from dlqbatch.message.envelope import Envelope, Journey, Origin, journey_so_far, open_envelope, valid_id
-from dlqbatch.message.readable import readable
-from dlqbatch.message.returns import RETURN_PREFIX
-from dlqbatch.message.table import fields
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlqbatch.message.delivery import Delivery
-
-WORKER_RETRIES: Final = b"dlqbatch-worker-retries"
-"""Our own count, on classic queues; the broker counts only on quorum queues."""
-_DELIVERY_COUNT: Final = b"x-delivery-count"
+from dlqbatch.amqp import headers as names
+from dlqbatch.amqp.delivery import Delivery
+from dlqbatch.amqp.envelope import UNMARKED, Envelope, Journey, Origin, journey_so_far, open_envelope
+from dlqbatch.amqp.headers import ID, WORKER_RETRIES
+from dlqbatch.amqp.identity import Identity, identity_of, own_journey
+from dlqbatch.amqp.properties import join
+from dlqbatch.amqp.readable import readable
+from dlqbatch.amqp.returns import RETURN_PREFIX
+from dlqbatch.amqp.stamp import stamp, without
+from dlqbatch.amqp.table import encode_field, encode_integer, encode_text, fields, to_bytes
+from dlqbatch.ingest.dialects import Failure
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a handler is told beside the body."""
+    """What a handler gets beside the body."""
 
     routing_key: str
-    """As it was published, also after retries."""
+    """The routing key as it was published, also after retries."""
     retries: int
     """How often this message was tried before."""
     redelivered: bool
     message_id: str | None
     headers: Mapping[str, object]
+    """The publisher's: without ours and those of the broker, so that they may be passed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     envelope: Envelope
     journey: Journey
-    """As it would be published again."""
+    """Our headers as they would be published again."""
     origin: Origin
     context: Context
+    digest: Callable[[], str]
 
     @property
     def key(self) -> str:
@@ -55,39 +56,121 @@ class Message:
             delivery.exchange, delivery.routing_key, delivery.redelivered, delivery.body_size, delivery.properties
         )
         headers = envelope.headers or names.NONE
-        journey = journey_so_far(headers)
-        recorded = journey.origin if isinstance(journey, Journey) else None
-        is_from_elsewhere = False
-        if recorded is not None and _is_here(recorded, queue, delivery.exchange):
-            origin = recorded._replace(queue=queue)
+        recorded = journey_so_far(headers)
+        seen = Origin(queue, delivery.exchange, delivery.routing_key)
+        identity = Identity.SAME
+        if recorded is not UNMARKED:
+            identity = identity_of(recorded, seen, delivery.digest)
+        is_same = identity is Identity.SAME
+        # What failed elsewhere before, or is a copy of that, is another message here.
+        journey = own_journey(recorded, Identity.SAME if is_same else Identity.OTHER)
+        if is_same and recorded.origin is not None:
+            origin = recorded.origin._replace(queue=queue)
         else:
-            through_return = delivery.exchange.startswith(RETURN_PREFIX)
-            origin = Origin(queue, None if through_return else delivery.exchange, delivery.routing_key)
-            is_from_elsewhere = recorded is not None
-        if not isinstance(journey, Journey):
-            journey = Journey(id=valid_id(headers), retries=None)
-        elif is_from_elsewhere:
-            # It failed elsewhere before, or is a copy of one that did: here it is another message.
-            journey = Journey(parent=journey.id or None, trips=journey.trips)
+            origin = seen._replace(exchange=None) if delivery.exchange.startswith(RETURN_PREFIX) else seen
+        if journey.spoilt:
+            journey = Journey(id=journey.id, retries=None)
         first = journey.first_failed_at if journey.first_failed_at is not None else int(time.time())
         journey = journey._replace(id=journey.id or uuid.uuid4().hex, origin=origin, first_failed_at=first)
-        told = readable(delivery.properties)
-        message_id = told.properties.get("message_id")
+        shown = readable(delivery.properties)
+        message_id = shown.properties.get("message_id")
         counts = [0]
-        if counts_itself and _DELIVERY_COUNT in headers.brokers:
-            counts.append(headers.brokers[_DELIVERY_COUNT].as_integer() or 0)
-        if not is_from_elsewhere:
+        if counts_itself and names.DELIVERY_COUNT in headers.brokers:
+            counts.append(headers.brokers[names.DELIVERY_COUNT].as_integer() or 0)
+        if is_same:
             counts += [field.as_integer() or 0 for name, field in fields(headers.foreign) if name == WORKER_RETRIES]
         context = Context(
             routing_key=origin.key,
             retries=max(counts),
             redelivered=delivery.redelivered,
             message_id=message_id if isinstance(message_id, str) else None,
-            headers=told.headers,
+            headers={name: value for name, value in shown.headers.items() if _is_the_publishers(name)},
         )
-        return cls(envelope, journey, origin, context)
+        return cls(envelope, journey, origin, context, delivery.digest)
 
 
-def _is_here(recorded: Origin, queue: str, exchange: str) -> bool:
-    """Where only an exchange was known, as for what it could not route, what comes from there has failed before."""
-    return recorded.queue == queue or (recorded.queue is None and recorded.exchange == exchange)
+def _is_the_publishers(name: str) -> bool:
+    encoded = to_bytes(name)
+    return not encoded.startswith(names.PREFIX) and encoded not in names.BROKERS
+
+
+# Headers that `ingest` understands; the words are MassTransit's, which has one for each part.
+_TYPE, _MESSAGE, _STACK = b"MT-Fault-ExceptionType", b"MT-Fault-Message", b"MT-Fault-StackTrace"
+_AT: Final = b"MT-Fault-Timestamp"
+"""What fails again later, in a worker that says nothing of why, has not failed with this any more."""
+_COUNT: Final = frozenset((WORKER_RETRIES,))
+_FAILURE: Final = frozenset((WORKER_RETRIES, _TYPE, _MESSAGE, _STACK, _AT))
+"""The headers of an earlier failure go where a message is given up; a handler that tries again may read them."""
+_LONGEST_TYPE, _LONGEST_MESSAGE, _LONGEST_STACK = 255, 4_096, 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    login: bytes
+    limit: int
+    """Bytes of properties; a header table cannot be split over frames."""
+
+    def counted(self, message: Message) -> bytes | None:
+        """Tried once more; None if there is no room for the count."""
+        return self._stamped(message, encode_integer(WORKER_RETRIES, message.context.retries + 1), _COUNT)
+
+    def given_up(self, message: Message, reason: str, failure: Failure) -> tuple[str, bytes] | None:
+        """Its id, and as much of why as there is room for; None if the message as it came has no room either.
+
+        A worker that published nothing would meet the same message again and again, with all others behind it.
+        """
+        properties = self._with_reason(message, reason, failure)
+        return (message.journey.id, properties) if properties is not None else self._as_it_came(message)
+
+    def _with_reason(self, message: Message, reason: str, failure: Failure) -> bytes | None:
+        kind, text = (failure.type or "")[:_LONGEST_TYPE], (failure.message or "")[:_LONGEST_MESSAGE]
+        dead_at = int(time.time())
+        at = datetime.fromtimestamp(dead_at, UTC).isoformat()
+        reasons = encode_text(_TYPE, kind) + encode_text(_MESSAGE, text) + encode_text(_AT, at)
+        for added in (reasons, b""):
+            properties = self._stamped(message, added, _FAILURE, reason, dead_at)
+            if properties is not None:
+                room = self.limit - len(properties) - len(encode_text(_STACK, ""))
+                stack = _end_of(failure.stack or "", room)
+                if not stack:
+                    return properties
+                return self._stamped(message, added + encode_text(_STACK, stack), _FAILURE, reason, dead_at)
+        return None
+
+    def _stamped(
+        self,
+        message: Message,
+        added: bytes,
+        replaced: frozenset[bytes],
+        reason: str | None = None,
+        dead_at: int | None = None,
+    ) -> bytes | None:
+        envelope, journey, headers = message.envelope, message.journey, message.envelope.headers
+        if headers is not None:
+            ours = {} if journey.is_new else headers.ours
+            foreign = without(headers.foreign, *replaced) + added
+            envelope = envelope._replace(headers=headers._replace(ours=ours, foreign=foreign))
+            # So that the count that was added stays.
+            journey = journey._replace(is_new=False)
+        if reason is not None and journey.retries is not None:
+            journey = journey._replace(retries=max(journey.retries, message.context.retries))
+        # Which way a copy goes is found out later, and may change while it waits.
+        digest, login = message.digest(), self.login
+        return stamp(envelope, journey, login=login, limit=self.limit, digest=digest, reason=reason, dead_at=dead_at)
+
+    def _as_it_came(self, message: Message) -> tuple[str, bytes] | None:
+        headers = message.envelope.headers
+        if headers is None:
+            return None
+        ours = b"".join(encode_field(name, field) for name, field in headers.ours.items())
+        properties = join(message.envelope.properties, without(headers.foreign, *_COUNT) + ours, self.login)
+        # Returned as unroutable it is known by the id in it, which need not be the one that it would have here.
+        brought = headers.ours.get(ID)
+        identity = brought.as_text() if brought is not None else None
+        return (identity or message.journey.id, properties) if len(properties) <= self.limit else None
+
+
+def _end_of(stack: str, room: int) -> str:
+    """A stack's end says most."""
+    data = stack[-_LONGEST_STACK:].encode()
+    return data[max(len(data) - room, 0) :].decode("utf-8", "ignore") if room > 0 else ""

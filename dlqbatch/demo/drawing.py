@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import Final, Protocol, Self
 
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dlqbatch.demo.scenario import Kind
+from dlqbatch.demo.scenario import Kind, Result, Trail
 from dlqbatch.logs import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.console import Console, RenderableType
-
-    from dlqbatch.demo.scenario import Result, Trail
 
 _BAR_WIDTH: Final = 20
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Final
 
 MAX_RETRIES: Final = 3
 ACKNOWLEDGED: Final = "acknowledged"
@@ -35,7 +33,7 @@ _ENDS: Final = frozenset((Kind.PASSED, Kind.DEAD))
 @dataclass(frozen=True, slots=True)
 class Outcome:
     deliveries: int = 0
-    """To its consumer."""
+    """How often its consumer received it."""
     retries: int = 0
     tiers: tuple[int, ...] = ()
     where: str = ""

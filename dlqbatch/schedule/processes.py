@@ -1,8 +1,8 @@
-"""Runs of jobs, each in a process of its own: the same one-shot run that cron would start.
+"""Runs of jobs, each a process of its own: the one-shot run that cron would start.
 
-So a run that dies takes nothing along, its memory is given back, and there is one way to run a job. None outlives the
-scheduler: see leash.py. None outlives its time either: it is asked to end, and killed if it does not. Every method may
-be called from any thread.
+So a run that dies takes nothing with it, its memory is given back, and there is one way to run a job. No run outlives
+the scheduler (see child.py), and no run outlives its time: it is asked to end, and killed if it does not. Every method
+may be called from any thread.
 """
 
 from __future__ import annotations
@@ -14,25 +14,34 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlqbatch import logs
-from dlqbatch.runs.report import LEFT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from dlqbatch.jobs import LEFT
 
 log = logs.get(__name__)
 
-_LEASH: Final = str(Path(__file__).with_name("leash.py"))
+_CHILD: Final = str(Path(__file__).with_name("child.py"))
+# Exit codes of a run that did all of its work, and of one that did what could be done.
 _ALL, _PART = 0, 3
-"""Exit codes of a run that did all of its work, and of one that did what could be done."""
 _NOT_MOVED: Final = frozenset({"got", LEFT})
 _STEP: Final = 0.05
 _KILLED_WITHIN: Final = 5.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the runs of one job since the scheduler began."""
+
+    started: int = 0
+    left_out: int = 0
+    failed: int = 0
+    failures_in_a_row: int = 0
+    last_success: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +50,20 @@ class LastRun:
     began: datetime
     ended: datetime
     code: int
-    """The exit code; negative: the signal that ended it."""
+    """The exit code; if negative, the signal that ended it."""
     report: Mapping[str, Any]
-    """What it printed with --json; empty if it printed nothing."""
+    """The report that it printed with --json; empty if it printed none."""
     timed_out: bool = False
-    """It did not end within its time, and was made to."""
+    """Whether it did not end within its time, and was made to."""
 
     @property
     def is_done(self) -> bool:
-        """Did well: a run that left everything, or could read nothing, would do so for ever, and nobody would know."""
+        """Whether it did well; a run that left everything did not: it would do so for ever, and nobody would know."""
         return not self.timed_out and (self.code == _ALL or (self.code == _PART and self.moved > 0))
 
     @property
     def moved(self) -> int:
-        """Messages that are not where they were."""
+        """How many messages are not where they were."""
         return sum(number for name, number in self.counts.items() if name not in _NOT_MOVED)
 
     @property
@@ -101,30 +110,30 @@ class Processes:
         arguments: Sequence[str],
         on_end: Callable[[str, LastRun], None],
         *,
-        longest: float,
+        longest: Callable[[str], float],
         settling: float,
     ) -> None:
-        """`environment` and `arguments` give the runs the scheduler's own settings; `on_end` is called in a thread.
+        """`environment` and `arguments` hand the scheduler's settings to the runs; `on_end` is called in a thread.
 
-        After `longest` seconds a run is asked to end, and after `settling` more it is killed.
+        After `longest` seconds, by its job, a run is asked to end, and after `settling` more it is killed.
         """
         self._environment = dict(environment)
         self._arguments = tuple(arguments)
         self._on_end = on_end
         self._longest, self._settling = longest, settling
-        self._held, self._leash = os.pipe()  # neither is inherited, so that no run holds the other end
+        self._stdin, self._held_open = os.pipe()  # neither is inherited, so that no run holds the other end
         self._lock = threading.Lock()
         self._runs: list[_Run] = []
         self._last: dict[str, LastRun] = {}
-        self._untold = 0
+        self._unreported = 0
         self._is_ending = False
 
     def start(self, job: str, most: int | None = None) -> bool:
-        """One more run at once; False if it cannot be, the scheduler is ending, or `most` of this job are at work."""
+        """Start a run now; False if it cannot be started, the scheduler is ending, or `most` of the job are at work."""
         with self._lock:
             if self._is_ending or (most is not None and self._running(job) >= most):
                 return False
-            # Inside the lock: `end` must not read the list between a process's start and its entry.
+            # Inside the lock, because `end` must not read the list between the start of a process and its entry.
             try:
                 run = _Run(job, datetime.now(UTC), self._process(job))
             except OSError as error:
@@ -140,20 +149,20 @@ class Processes:
             return self._running(job)
 
     def is_stuck(self) -> bool:
-        """Whether a run is there still that was killed: the system holds it, for a disk that does not answer, say."""
-        until = time.monotonic() - (self._longest + self._settling + _KILLED_WITHIN)
+        """Whether a killed run is still there: the system may hold it, for a disk that does not answer."""
+        until = time.monotonic() - (self._settling + _KILLED_WITHIN)
         with self._lock:
-            return any(run.since < until for run in self._runs)
+            return any(run.since + self._longest(run.job) < until for run in self._runs)
 
     def last(self) -> Mapping[str, LastRun]:
         with self._lock:
             return dict(self._last)
 
     def end(self, seconds: float, at_once: Callable[[], bool] = lambda: False) -> int:
-        """Start nothing more, let what runs settle; how many outlived the time, or `at_once`, and were killed."""
+        """Start nothing more and let the runs settle; return how many had to be killed, after the time or `at_once`."""
         with self._lock:
             if not self._is_ending:
-                os.close(self._leash)  # to each run this is SIGTERM: see leash.py
+                os.close(self._held_open)  # each run then gets SIGTERM: see child.py
             self._is_ending = True
         self._await(seconds, at_once)
         with self._lock:
@@ -165,8 +174,8 @@ class Processes:
 
     def _await(self, seconds: float, at_once: Callable[[], bool] = lambda: False) -> None:
         deadline = time.monotonic() + seconds
-        # A wait on a lock would not see a signal between its look and its sleep.
-        while (self._runs or self._untold) and time.monotonic() < deadline and not at_once():
+        # A wait on a lock would miss a signal that comes between its look and its sleep.
+        while (self._runs or self._unreported) and time.monotonic() < deadline and not at_once():
             time.sleep(_STEP)
 
     def _running(self, job: str) -> int:
@@ -174,54 +183,54 @@ class Processes:
 
     def _process(self, job: str) -> subprocess.Popen[str]:
         return subprocess.Popen(  # noqa: S603  (this program itself)
-            [sys.executable, _LEASH, job, "--json", *self._arguments],
+            [sys.executable, _CHILD, job, "--json", *self._arguments],
             env=self._environment,
-            stdin=self._held,
+            stdin=self._stdin,
             stdout=subprocess.PIPE,
             encoding="utf-8",
             errors="backslashreplace",
-            # Ctrl-C goes to the whole group of a terminal, and a second one ends a run at once: it is ours to pass on.
+            # Ctrl-C goes to the whole group of a terminal, and a second one would end a run at once.
             process_group=0,
         )
 
     def _follow(self, run: _Run) -> None:
-        said, timed_out = self._await_end(run)
-        last = LastRun(run.job, run.began, datetime.now(UTC), run.process.returncode, _report(said), timed_out)
+        printed, timed_out = self._await_end(run)
+        last = LastRun(run.job, run.began, datetime.now(UTC), run.process.returncode, _report(printed), timed_out)
         if last.code < 0 and not last.timed_out and not self._is_ending:
             log.error("a run was killed", job=run.job, by=signal.strsignal(-last.code), seconds=last.seconds)
         with self._lock:
             self._runs.remove(run)
             self._last[run.job] = last
-            self._untold += 1
+            self._unreported += 1
         try:
             self._on_end(run.job, last)
         finally:
             with self._lock:
-                self._untold -= 1
+                self._unreported -= 1
 
     def _await_end(self, run: _Run) -> tuple[str, bool]:
-        """What it printed, and whether it had to be made to end."""
+        """What the run printed, and whether it had to be made to end."""
         timed_out = False
         steps = (
-            (self._longest, run.process.terminate, "a run takes too long: it is asked to end"),
+            (self._longest(run.job), run.process.terminate, "a run takes too long: it is asked to end"),
             (self._settling, run.process.kill, "a run that was asked to end did not: it is killed"),
         )
-        for seconds, act, told in steps:
+        for seconds, act, event in steps:
             try:
                 return run.process.communicate(timeout=seconds)[0], timed_out
             except subprocess.TimeoutExpired:
                 if self._is_ending:
-                    break  # `end` has a patience of its own
+                    break  # `end` waits for it
                 at_work = round(time.monotonic() - run.since, 1)
-                log.error(told, job=run.job, seconds=at_work, process=run.process.pid)  # noqa: TRY400  (no trace says more)
+                log.error(event, job=run.job, seconds=at_work, process=run.process.pid)  # noqa: TRY400  (no trace says more)
                 timed_out = True
                 act()
         return run.process.communicate()[0], timed_out
 
 
-def _report(said: str) -> Mapping[str, Any]:
+def _report(printed: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(said)
+        found = json.loads(printed)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

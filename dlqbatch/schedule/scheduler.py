@@ -1,63 +1,50 @@
-"""The scheduler: starts each job when it is due and more drains for deep queues, and tells how it is doing.
+"""The scheduler: starts each job when it is due and more runs for deep queues, and reports how they do.
 
-Three kinds of threads. APScheduler's own say when a job is due, and start a process that they do not wait for. One
-thread looks at the depth, because a broker that does not answer must not hold up the rest. Each run has one that reads
-what it says. The main thread is left to signals.
+It has three kinds of threads. APScheduler's own say when a job is due, and start a process that they do not wait for.
+One thread looks at the depth of the queues. Each run has one that reads what it prints. The main thread is left to
+signals.
 """
 
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from dlqbatch import logs
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers import SchedulerNotRunningError
+from apscheduler.schedulers.blocking import BlockingScheduler
+
+from dlqbatch import __version__, logs
+from dlqbatch.aws.secrets import CurrentSettings
 from dlqbatch.errors import SettingsError
-from dlqbatch.schedule.clock import due_jobs
-from dlqbatch.schedule.current import Current
-from dlqbatch.schedule.figures import Figures
-from dlqbatch.schedule.health import Health
-from dlqbatch.schedule.processes import Processes
-from dlqbatch.schedule.trigger import Trigger
+from dlqbatch.monitor.queue_depths import DRAIN, INGEST, queues_of
+from dlqbatch.schedule.due import Due, due_jobs
+from dlqbatch.schedule.health import Figures, Health
+from dlqbatch.schedule.processes import LastRun, Processes, Tally
+from dlqbatch.schedule.scaling import Trigger, Watch
+from dlqbatch.settings import Settings
 from dlqbatch.settings.schedule_options import OFF
-from dlqbatch.wiring.depth import Depth, queues_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from dlqbatch.schedule.clock import Due
-    from dlqbatch.schedule.processes import LastRun
-    from dlqbatch.settings import Settings
 
 log = logs.get(__name__)
 
-DRAIN: Final = "drain"
+# Jobs that refuse the default SQLite file, because a disposable one must not swallow messages.
 _KEEPING: Final = ("ingest", "lifecycle", "retain")
-"""Jobs that refuse the default SQLite file: a disposable one must not swallow messages."""
+# A job is failing after so many failed runs in a row and so many of its intervals.
 _FAILURES: Final = 3
 _PERIODS: Final = 3
-_LEFT_OUT_TOLD: Final = 10
-"""Of so many starts left out, one is logged; the counter tells of each."""
-_DEPTH_ENDS_WITHIN: Final = 1.0
+# One of so many starts left out is logged; the counter has them all.
+_LEFT_OUT_LOGGED: Final = 10
+# Seconds; the main loop turns every second, and less often on a machine with too much to do.
+_PULSE_WITHIN: Final = 30.0
+# Seconds that a broker which has fallen silent keeps a run longer than its bounds.
 _LAST_ANSWERS: Final = 5.0
-"""Seconds that a broker which has fallen silent keeps a run longer than its bounds."""
 _CLOCK_MAY_DIFFER: Final = timedelta(seconds=1)
-
-
-@dataclass(slots=True)
-class Tally:
-    """What has become of one job's runs since the scheduler began."""
-
-    started: int = 0
-    left_out: int = 0
-    failed: int = 0
-    failures_in_a_row: int = 0
-    last_success: datetime | None = None
 
 
 class Scheduler:
@@ -69,16 +56,15 @@ class Scheduler:
         tell: Callable[[LastRun], None] = lambda _last: None,
         read_again: Callable[[], Settings] | None = None,
     ) -> None:
-        """`environment` and `arguments` carry these settings to the runs; `tell` hears of each that has ended.
+        """`environment` and `arguments` hand these settings to the runs; `tell` is called when one has ended.
 
-        `read_again` reads them as they were read before: a secret may hold others by then.
+        `read_again` reads the settings anew, because a secret may hold others by then.
         """
         self._settings = settings
-        self._current = Current(settings, read_again)
+        self._current = CurrentSettings(settings, read_again)
         self._began = datetime.now(UTC)
         self.due = due_jobs(settings, self._began)
-        problems = list(_problems(settings, self.due))
-        if problems:
+        if problems := _problems(settings, self.due):
             raise SettingsError(*problems)
         self._tell = tell
         jobs = {due.job for due in self.due} | ({DRAIN} if settings.trigger_depth else set())
@@ -86,52 +72,75 @@ class Scheduler:
         self._lock = Lock()
         self._ending = Event()
         self._processes = Processes(
-            environment, arguments, self._run_ended, longest=_longest(settings), settling=settings.settle_seconds
+            environment,
+            arguments,
+            self._run_ended,
+            longest=partial(_longest, settings),
+            settling=settings.settle_seconds,
         )
-        self._clock = self._make_clock()
+        # Each job waits for its jitter in a thread of its own.
+        threads = ThreadPoolExecutor(max(len(self.due), 1))
+        self._clock = BlockingScheduler(timezone=UTC, executors={"default": threads})
+        for due in self.due:
+            self._clock.add_job(
+                self._start_due,
+                trigger=due.trigger,
+                args=(due,),
+                id=due.job,
+                next_run_time=due.first,
+                # After a pause of the machine a job is due once, however long ago that was.
+                coalesce=True,
+                misfire_grace_time=None,
+                max_instances=1,
+            )
         self._clock_thread = Thread(target=self._clock.start, name="clock", daemon=True)
-        self._moved: SimpleQueue[int] = SimpleQueue()
-        self._depth_thread = Thread(target=self._watch_depth, name="depth", daemon=True)
+        looked_at = sorted(jobs & {DRAIN, INGEST})
+        self._watch = Watch(self._current, looked_at, self._triggers(), settings.trigger_interval.total_seconds())
+        self._pulse = time.monotonic()
         self._health: Health | None = None
 
     def start(self) -> str | None:
-        """Where its health is told; None if nowhere."""
+        """Return the address of the health endpoint; None if there is none."""
         address = None
         if self._settings.health_address != OFF:
-            figures = Figures(self._current, self._processes.running)
-            # First of all: an address in use must be known before anything runs.
+            figures = Figures(self._current, self._processes.running, self._watch.seen)
+            # First of all, because an address in use must be known before anything runs.
             self._health = Health(
                 self._settings.health_address,
                 self.state,
                 self.is_well,
                 lambda: figures.text(self._tallies, is_well=self.is_well()),
+                self.has_pulse,
             )
             address = self._health.start()
         self._clock_thread.start()
-        if self._settings.trigger_depth:
-            self._depth_thread.start()
+        self._watch.start()
         return address
 
     def end(self, at_once: Callable[[], bool]) -> int:
-        """Start nothing more and let what runs settle what it holds; how many runs had to be killed."""
+        """Start nothing more and let the runs settle what they hold; return how many runs had to be killed."""
         self._ending.set()
-        self._moved.put(0)
         longest = self._settings.max_seconds + self._settings.settle_seconds + _LAST_ANSWERS
         killed = self._processes.end(longest, at_once)
-        self._stop_clock()
-        if self._depth_thread.ident is not None:
-            self._depth_thread.join(_DEPTH_ENDS_WITHIN)
+        # A signal may come before the clock has begun. What the clock then still finds due is not started.
+        with suppress(SchedulerNotRunningError):
+            self._clock.shutdown(wait=False)
+        self._watch.end()
         if self._health is not None:
             self._health.close()
         return killed
 
     def is_alive(self) -> bool:
-        """Whether time still passes: without its clock a scheduler starts nothing for ever."""
-        watches = not self._settings.trigger_depth or self._depth_thread.is_alive()
-        return self._clock_thread.is_alive() and watches
+        """Whether its threads live: without its clock a scheduler would never start anything again."""
+        return self._clock_thread.is_alive() and self._watch.is_alive()
+
+    def has_pulse(self) -> bool:
+        """Whether the main loop goes on, which is all that /livez says."""
+        return self._ending.is_set() or time.monotonic() - self._pulse < _PULSE_WITHIN
 
     def keep_time(self) -> None:
-        """Now and then: a job on an interval would wait for hours if the machine's clock were set back by as much."""
+        """Called by the main loop. A job on an interval would wait for hours after the clock was set back by hours."""
+        self._pulse = time.monotonic()
         now = datetime.now(UTC)
         for due in self.due:
             at = self._next(due.job)
@@ -140,7 +149,7 @@ class Scheduler:
                 self._clock.modify_job(due.job, next_run_time=now)
 
     def is_well(self) -> bool:
-        """False if a clock stands still, a run cannot be ended, or a job fails and has for three of its intervals."""
+        """False if a thread has died, a run cannot be ended, or a job has failed for three of its intervals."""
         return self.is_alive() and not self._processes.is_stuck() and not self.failing()
 
     def failing(self) -> list[str]:
@@ -158,9 +167,12 @@ class Scheduler:
         last = self._processes.last()
         written = {due.job: due for due in self.due}
         failing = self.failing()
+        seen = self._watch.seen()
         return {
+            "version": __version__,
             "began": _time(self._began),
             "failing": failing,
+            "broker": {"reachable": seen.reachable, "since": _time(seen.since)},
             "jobs": {
                 job: {
                     "when": written[job].when if job in written else "at depth",
@@ -179,37 +191,9 @@ class Scheduler:
             },
         }
 
-    def _make_clock(self) -> Any:
-        from apscheduler.executors.pool import ThreadPoolExecutor  # noqa: PLC0415  (only `schedule` needs it)
-        from apscheduler.schedulers.blocking import BlockingScheduler  # noqa: PLC0415
-
-        # Each job waits for its jitter in a thread of its own.
-        clock = BlockingScheduler(timezone=UTC, executors={"default": ThreadPoolExecutor(max(len(self.due), 1))})
-        for due in self.due:
-            clock.add_job(
-                self._start_due,
-                trigger=due.trigger,
-                args=(due,),
-                id=due.job,
-                next_run_time=due.first,
-                # After a pause of the machine a job is due once, however long ago that was.
-                coalesce=True,
-                misfire_grace_time=None,
-                max_instances=1,
-            )
-        return clock
-
-    def _stop_clock(self) -> None:
-        from apscheduler.schedulers import SchedulerNotRunningError  # noqa: PLC0415  (only `schedule` needs it)
-
-        # A signal may come before the clock is up. What it then still finds due is not started.
-        with suppress(SchedulerNotRunningError):
-            self._clock.shutdown(wait=False)
-
     def _next(self, job: str) -> datetime | None:
-        found = self._clock.get_job(job)
-        # None as well while the clock has not begun.
-        return getattr(found, "next_run_time", None)
+        # The job of a clock that has not begun has no such attribute.
+        return getattr(self._clock.get_job(job), "next_run_time", None)
 
     def _start_due(self, due: Due) -> None:
         if self._ending.wait(random.uniform(0, due.jitter.total_seconds())):
@@ -219,7 +203,7 @@ class Scheduler:
                 tally = self._tallies[due.job]
                 tally.left_out += 1
                 left_out = tally.left_out
-            if left_out % _LEFT_OUT_TOLD == 1:
+            if left_out % _LEFT_OUT_LOGGED == 1:
                 at_work = self._processes.running(due.job)
                 log.info("a start was left out", job=due.job, at_work=at_work, left_out=left_out)
 
@@ -238,69 +222,32 @@ class Scheduler:
             elif not (self._ending.is_set() and last.code < 0):
                 tally.failed += 1
                 tally.failures_in_a_row += 1
-        if job == DRAIN:
-            # Another thread looks: whoever waits for this one must not wait for the broker.
-            self._moved.put(last.moved if last.is_done else 0)
+        self._watch.ended(job, moved=last.moved if last.is_done else 0)
         self._tell(last)
 
-    def _watch_depth(self) -> None:
-        settings = self._settings
-        depth = _Depth(self._current)
-        trigger = Trigger(
-            depth.read,
-            partial(self._processes.running, DRAIN),
-            partial(self._start, DRAIN, settings.max_workers),
-            settings.trigger_depth,
-            settings.max_workers,
-        )
-        while not self._ending.is_set():
-            try:
-                moved = self._moved.get(timeout=settings.trigger_interval.total_seconds())
-            except Empty:
-                moved = None
-            if self._ending.is_set():
-                break
-            try:
-                if moved is None:
-                    trigger.look()
-                else:
-                    trigger.ended(moved=moved)
-            except Exception as error:  # noqa: BLE001  (the next look may succeed; without this thread none would)
-                log.error("the depth could not be looked at", failure=error)  # noqa: TRY400  (ours: with the trace)
-        depth.close()
+    def _triggers(self) -> dict[str, Trigger]:
+        """Drains have one even if only the depth starts them; ingests only if they are scheduled: they may be off."""
+        settings, jobs = self._settings, {due.job for due in self.due}
+        wanted = {DRAIN: (settings.trigger_depth, settings.max_workers)}
+        if INGEST in jobs:
+            wanted[INGEST] = (settings.trigger_ingest_depth, settings.max_ingest_workers)
+        return {
+            job: Trigger(job, partial(self._processes.running, job), partial(self._start, job, most), threshold, most)
+            for job, (threshold, most) in wanted.items()
+            if threshold
+        }
 
 
-class _Depth:
-    """The depth, for as long as the scheduler lives."""
+def _longest(settings: Settings, job: str) -> float:
+    """Seconds after which a run is ended: twice the bounds of its job.
 
-    def __init__(self, current: Current) -> None:
-        self._current = current
-        self._used = current.settings
-        self._depth = Depth(self._used)
-
-    def read(self) -> int | None:
-        depth = self._depth.read()
-        if depth is not None or not self._current.renew(self._used):
-            return depth
-        self._depth.close()
-        self._used = self._current.settings
-        self._depth = Depth(self._used)
-        return self._depth.read()
-
-    def close(self) -> None:
-        self._depth.close()
-
-
-def _longest(settings: Settings) -> float:
-    """Seconds after which a run is ended: twice what every job is bounded by.
-
-    The other half is for what no job breaks off, such as a statement, and for a run repeated with a new password.
+    The second half is for what no job breaks off, such as a statement, and for a run repeated with a new password.
     """
-    return 2 * (settings.connect_timeout_seconds + settings.max_seconds + settings.settle_seconds)
+    return 2 * (settings.connect_timeout_seconds + settings.longest_run(job) + settings.settle_seconds)
 
 
 def _problems(settings: Settings, due: Sequence[Due]) -> list[str]:
-    """What a run would end with 2 for, every time."""
+    """Settings with which every run of a job would end with exit code 2."""
     problems = []
     jobs = {one.job for one in due}
     if not jobs and not settings.trigger_depth:

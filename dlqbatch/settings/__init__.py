@@ -6,23 +6,20 @@ command line or event > environment > secret > application.properties > defaults
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from dlqbatch.errors import SettingsError
 from dlqbatch.logs import Format
-from dlqbatch.settings.cloud_options import secret_name
-from dlqbatch.settings.options import OPTIONS, Entry, Settings, conflicts, must_be, property_key
+from dlqbatch.settings.options import OPTIONS, Entry, Settings, conflicts, must_be, property_key, secret_name
 from dlqbatch.settings.properties import PropertiesFile
 from dlqbatch.settings.sources import CONFIG_VARIABLE, IN_A_SECRET, Environment, Fallback, Given, Secret, Source
 from dlqbatch.settings.topologies import clashes, topologies, understand
 from dlqbatch.settings.urls import SecretUrl, redact, secrets_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ["OPTIONS", "SecretUrl", "Settings", "load", "redact", "secrets_of", "stated_format", "topologies"]
 

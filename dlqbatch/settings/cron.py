@@ -7,11 +7,9 @@ of the two days is enough.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, Final
 
 FIELDS: Final = 5
 _DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -21,7 +19,7 @@ _PART: Final = re.compile(r"(?:\*|(?P<first>[a-z]{3}|\d)(?:-(?P<last>[a-z]{3}|\d
 def cron_trigger(expression: str, time_zone: str) -> Any:
     """ValueError says what is wrong with it."""
     from apscheduler.triggers.combining import OrTrigger  # noqa: PLC0415  (only for those who write an expression)
-    from apscheduler.triggers.cron import CronTrigger  # noqa: PLC0415
+    from apscheduler.triggers.cron import CronTrigger  # noqa: PLC0415  (for the scheduler only)
 
     minute, hour, day, month, weekday = expression.split()
     time = {"minute": minute, "hour": hour, "month": month, "timezone": time_zone}

@@ -5,16 +5,14 @@ The tables in docs/settings.md and the comments in application.properties come f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from dlqbatch.settings.check_options import CheckOptions
-from dlqbatch.settings.cloud_options import CloudOptions
-from dlqbatch.settings.declaring import option
 from dlqbatch.settings.schedule_options import ScheduleOptions
 from dlqbatch.settings.store_options import StoreOptions
 from dlqbatch.settings.urls import (
@@ -24,22 +22,36 @@ from dlqbatch.settings.urls import (
     check_management_url,
     split_urls,
 )
-from dlqbatch.settings.values import LONGEST_TTL_MS, durations, free_name, lower, name, printable, readable, size, words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from dlqbatch.settings.values import (
+    LONGEST_TTL_MS,
+    Options,
+    durations,
+    free_name,
+    lower,
+    name,
+    number_option,
+    option,
+    printable,
+    queue_name,
+    readable,
+    seconds_option,
+    size,
+    switch_option,
+    words,
+)
 
 Events = Mapping[str, int | None]
 Topologies = Mapping[str, Mapping[str, object]]
-"""By name, what was written of each; `dlqbatch.settings.topologies` makes topologies of them."""
+"""What was written of each topology, by name; `dlqbatch.settings.topologies` makes topologies of them."""
 Name = Annotated[str, AfterValidator(free_name)]
 Origin = Annotated[str, AfterValidator(printable)]
 Key = Annotated[str, AfterValidator(name)]
+QueueType = Annotated[Literal["classic", "quorum"], BeforeValidator(lower)]
 Readable = Annotated[Path, AfterValidator(readable)]
 Ttl = Annotated[int, Field(gt=0, le=LONGEST_TTL_MS)]
 
-_NAME = "a name of 1 to 200 bytes that does not begin with amq."
-_KEY = "a routing key of 1 to 200 bytes"
+NAME = "a name of 1 to 200 bytes that does not begin with amq."
+KEY = "a routing key of 1 to 200 bytes"
 _FILE = "the path of a readable file"
 _SWITCH = "true or false"
 _DAY = 86_400
@@ -52,6 +64,73 @@ class Entry:
     key: str
     where: str
     value: object = field(repr=False)
+
+
+_SECRET: Final = re.compile(r"[A-Za-z0-9/_+=.@:!-]{1,2048}")
+_TOPIC: Final = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}")
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9._/#:-]{1,255}")
+
+
+def secret_name(value: str) -> str:
+    if not _SECRET.fullmatch(value):
+        raise ValueError("is neither the name nor the ARN of a secret")
+    return value
+
+
+def topic_arn(value: str) -> str:
+    if not _TOPIC.fullmatch(value):
+        raise ValueError("is not the ARN of an SNS topic, such as arn:aws:sns:eu-central-1:123456789012:dlqbatch")
+    return value
+
+
+def namespace(value: str) -> str:
+    if not _NAMESPACE.fullmatch(value) or value.startswith("AWS/"):
+        raise ValueError("is no namespace of CloudWatch: 1 to 255 letters, digits or any of . - _ / # :, not AWS/…")
+    return value
+
+
+class CloudOptions(Options):
+    """Part of `Settings`."""
+
+    secret: Annotated[str, AfterValidator(secret_name)] | None = option(
+        None,
+        "The AWS Secrets Manager secret that holds addresses: a JSON object with broker_url, database_url, "
+        "management_url or webhook_url. What the command line or the environment says goes before it.",
+        "the name or the ARN of a secret",
+    )
+    alert_topic: Annotated[str, AfterValidator(topic_arn)] | None = option(
+        None, "The SNS topic to which alerts are published.", "the ARN of an SNS topic"
+    )
+    metrics_namespace: Annotated[str, AfterValidator(namespace)] | None = option(
+        None,
+        "The CloudWatch namespace of the metrics that a run on AWS Lambda prints in the embedded metric format.",
+        "1 to 255 letters, digits or any of . - _ / # :",
+    )
+
+
+QueueName = Annotated[str, AfterValidator(queue_name)]
+
+
+class CheckOptions(Options):
+    """Part of `Settings`."""
+
+    check_queues: Annotated[tuple[QueueName, ...], BeforeValidator(words)] = option(
+        (),
+        "The queues that `check` looks through; `*` stands for any text and needs the management API.",
+        "names or wildcards with commas between them",
+    )
+    check_max_deaths: int = number_option(
+        3, "A message that has failed more often than this is moved by `check`.", least=0
+    )
+    check_target: Annotated[str, AfterValidator(free_name)] = option(
+        "permanent_failure_queue",
+        "Where `check` moves to, declared if it is missing. Each `*` in it stands for what the source's `*` stood for: "
+        "from `dlq.*` to `dead.*`.",
+        "a name of 1 to 200 bytes that does not begin with amq., with or without `*`",
+    )
+    allow_delivery_cost: bool = switch_option(
+        False, "Whether `check` looks through quorum queues where that can cost the messages a delivery of their limit."
+    )
 
 
 class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
@@ -79,15 +158,11 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
     )
     job: str = option(
         "drain",
-        "What a run does when nobody says: a bare `python handler.py`, a schedule or an alarm.",
+        "The job of a run for which no command names one: a bare `dlqbatch`, a schedule or an alarm.",
         "the name of a job, such as drain",
         pattern=r"^[a-z][a-z-]{0,30}$",
     )
-    queue_type: Annotated[Literal["classic", "quorum"], BeforeValidator(lower)] = option(
-        "classic",
-        "The type of the queues that dlqbatch declares.",
-        "classic or quorum",
-    )
+    queue_type: QueueType = option("classic", "The type of the queues that dlqbatch declares.", "classic or quorum")
     return_via: Annotated[Literal["queue", "exchange"], BeforeValidator(lower)] = option(
         "queue",
         "How a message goes back: to the one queue it failed in, or to its exchange and so to every subscriber.",
@@ -99,7 +174,9 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
         "`*` stands for any text.",
         "names or wildcards with commas between them",
     )
-    max_messages: int = option(5000, "The most messages that one run takes.", "a whole number of at least 1", ge=1)
+    max_messages: int = number_option(
+        5000, "The most messages that one run takes; `retain` has `retain_max_messages`.", least=1
+    )
     max_bytes: Annotated[int, BeforeValidator(size)] = option(
         256 * 1024**2,
         "The most bytes of bodies that one run takes.",
@@ -107,13 +184,11 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
         default_text="256MiB",
         ge=1,
     )
-    max_seconds: float = option(
+    max_seconds: float = seconds_option(
         50.0,
-        "How long a run may take messages; inside AWS Lambda the time that is left ends it sooner.",
-        "a number of seconds above 0, at most 86400",
-        gt=0,
-        le=_DAY,
-        allow_inf_nan=False,
+        "How long a run may take messages (`retain`: see `retain_max_seconds`); inside AWS Lambda the time "
+        "that is left ends it sooner.",
+        most=_DAY,
     )
     lambda_margin_seconds: float = option(
         5.0,
@@ -123,26 +198,14 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
         le=900,
         allow_inf_nan=False,
     )
-    settle_seconds: float = option(
-        5.0,
-        "How long a run waits for outstanding confirms after it has stopped taking messages.",
-        "a number of seconds above 0, at most 3600",
-        gt=0,
-        le=3600,
-        allow_inf_nan=False,
+    settle_seconds: float = seconds_option(
+        5.0, "How long a run waits for outstanding confirms after it has stopped taking messages.", most=3600
     )
-    default_max_retries: int = option(
-        3,
-        "Retries of an event that is configured without a number.",
-        "a whole number from 0 to 2147483647",
-        ge=0,
-        le=2**31 - 1,
+    default_max_retries: int = number_option(
+        3, "Retries of an event that is configured without a number.", least=0, most=2**31 - 1
     )
-    max_trips: int = option(
-        100,
-        "How often a message may pass through here before it is dead-lettered, whatever its event says.",
-        "a whole number of at least 1",
-        ge=1,
+    max_trips: int = number_option(
+        100, "How often a message may pass through here before it is dead-lettered, whatever its event says.", least=1
     )
     tier_ttls: Annotated[tuple[Ttl, ...], BeforeValidator(durations)] = option(
         (10_000, 15_000, 20_000),
@@ -151,42 +214,29 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
         min_length=1,
         max_length=100,
     )
-    ladder: bool = option(
+    ladder: bool = switch_option(
         True,
         "Whether the ladder that the options below describe is kept; without it only what "
         "`dlqbatch.topology.NAME.…` describes is (docs/topology.md).",
-        _SWITCH,
     )
     retry_exchange: Name = option(
-        "retry-exchange", "Where failures arrive; `-N` is added for each tier's exchange.", _NAME
+        "retry-exchange", "Where failures arrive; `-N` is added for each tier's exchange.", NAME
     )
-    retry_routing_key: Key = option("retry-routing-key", "The routing key that failures arrive with.", _KEY)
+    retry_routing_key: Key = option("retry-routing-key", "The routing key that failures arrive with.", KEY)
     retry_queue: Name = option(
-        "retry-queue", "The queue that failures arrive in; `-N` is added for each tier's queue.", _NAME
+        "retry-queue", "The queue that failures arrive in; `-N` is added for each tier's queue.", NAME
     )
-    delay_exchange: Name = option("route-delay", "The exchange that leads into the delay queues.", _NAME)
-    delay_queue: Name = option("queue.delay", "The delay queues, each with its tier: `queue.delay.N`.", _NAME)
-    dlq_exchange: Name = option("dlq-exchange", "The exchange of the dead letters.", _NAME)
-    dlq_routing_key: Key = option("dlq-routing-key", "The routing key of the dead letters.", _KEY)
-    dlq_queue: Name = option("dlq-queue", "The queue of the dead letters.", _NAME)
-    connect_timeout_seconds: float = option(
-        10.0,
-        "How long connecting to the broker may take, with its retries.",
-        "a number of seconds above 0, at most 3600",
-        gt=0,
-        le=3600,
-        allow_inf_nan=False,
+    delay_exchange: Name = option("route-delay", "The exchange that leads into the delay queues.", NAME)
+    delay_queue: Name = option("queue.delay", "The delay queues, each with its tier: `queue.delay.N`.", NAME)
+    dlq_exchange: Name = option("dlq-exchange", "The exchange of the dead letters.", NAME)
+    dlq_routing_key: Key = option("dlq-routing-key", "The routing key of the dead letters.", KEY)
+    dlq_queue: Name = option("dlq-queue", "The queue of the dead letters.", NAME)
+    connect_timeout_seconds: float = seconds_option(
+        10.0, "How long connecting to the broker may take, with its retries.", most=3600
     )
-    heartbeat_seconds: int = option(
-        20, "The heartbeat asked of the broker.", "a whole number from 1 to 65535", ge=1, le=65535
-    )
-    blocked_timeout_seconds: float = option(
-        20.0,
-        "How long the broker may block publishing (its memory or disk alarm) before the run ends.",
-        "a number of seconds above 0, at most 3600",
-        gt=0,
-        le=3600,
-        allow_inf_nan=False,
+    heartbeat_seconds: int = number_option(20, "The heartbeat asked of the broker.", least=1, most=65535)
+    blocked_timeout_seconds: float = seconds_option(
+        20.0, "How long the broker may block publishing (its memory or disk alarm) before the run ends.", most=3600
     )
     tls_ca_file: Readable | None = option(
         None, "The authority that signed the broker's certificate, if the system does not know it.", _FILE
@@ -195,10 +245,8 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
     tls_key_file: Readable | None = option(
         None, "The key of the client's certificate, if it is not in the same file.", _FILE
     )
-    tls_verify: bool = option(
-        True,
-        "Whether the broker's certificate and host name are checked. Without it anybody can play the broker.",
-        _SWITCH,
+    tls_verify: bool = switch_option(
+        True, "Whether the broker's certificate and host name are checked. Without it anybody can play the broker."
     )
     log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(lower)] = option(
         "auto", "How a log line looks; `auto` is text on a terminal and JSON elsewhere.", "auto, text or json"
@@ -206,10 +254,8 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lower)] = option(
         "info", "The least important lines that are logged.", "debug, info, warning or error"
     )
-    allow_empty_policy: bool = option(
-        False,
-        "Whether to run although not a single event is configured, which dead-letters every message.",
-        _SWITCH,
+    allow_empty_policy: bool = switch_option(
+        False, "Whether to run although not a single event is configured, which dead-letters every message."
     )
 
     # What loading found beside the options.
@@ -218,6 +264,10 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
     events: Events = Field(default_factory=dict, exclude=True)
     topologies: Topologies = Field(default_factory=dict, exclude=True)
     warnings: tuple[str, ...] = Field(default=(), exclude=True)
+
+    def longest_run(self, job: str) -> float:
+        """Seconds in which a run of this job may begin something new."""
+        return self.retain_max_seconds if job == "retain" else self.max_seconds
 
     @property
     def broker_urls(self) -> tuple[str, ...]:
@@ -234,13 +284,13 @@ FACTS = frozenset({"database_url_is_default", "config_file", "events", "topologi
 _LAST = {
     field for options in (CheckOptions, StoreOptions, ScheduleOptions, CloudOptions) for field in options.model_fields
 }
+# The options of the broker stand first, then those of the check, the dead store, the schedule and AWS.
 OPTIONS = {
     option: Settings.model_fields[option]
     for option in sorted(
         Settings.model_fields.keys() - FACTS, key=lambda each: (each in _LAST, list(Settings.model_fields).index(each))
     )
 }
-"""Those of the broker first, then those of the check, the dead store, the schedule and AWS."""
 
 
 def property_key(option: str) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
-from dlqbatch.settings.key_values import BrokenEscape, pairs, unescaped
 from dlqbatch.settings.options import Entry
 from dlqbatch.settings.sources import Source, option_named, shown_key, unknown_property
 from dlqbatch.settings.topologies import canonical
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PREFIX = "dlqbatch."
 EVENTS_PREFIX = "dlqbatch.events."
@@ -121,3 +119,48 @@ def _is_text(event: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+_BLANK: Final = " \t\f"
+_CONTINUED: Final = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
+_SEPARATOR: Final = re.compile(r"(?<!\\)(?:\\\\)*([ \t\f]*[=:]|[ \t\f])[ \t\f]*")
+_ESCAPE: Final = re.compile(r"\\(u.{0,4}|.)")
+_CODE: Final = re.compile(r"u[0-9A-Fa-f]{4}")
+_CONTROLS: Final = {"t": "\t", "n": "\n", "f": "\f", "r": "\r"}
+
+
+class BrokenEscape(ValueError):
+    """A backslash and a u without the four hexadecimal digits."""
+
+
+def pairs(text: str) -> Iterator[tuple[int, str, str]]:
+    """The first line's number, key and value, each still with its escapes; lines end with a line feed alone."""
+    lines = enumerate(text.split("\n"), 1)
+    for number, line in lines:
+        pieces = [line.lstrip(_BLANK)]
+        if pieces[0].startswith(("#", "!")):
+            continue
+        while _CONTINUED.search(pieces[-1]):
+            _, following = next(lines, (0, ""))
+            pieces[-1] = pieces[-1][:-1]
+            pieces.append(following.lstrip(_BLANK))
+        whole = "".join(pieces)
+        if whole:
+            found = _SEPARATOR.search(whole)
+            yield (number, whole[: found.start(1)], whole[found.end() :]) if found else (number, whole, "")
+
+
+def unescaped(text: str) -> str:
+    if "\\" not in text:
+        return text
+    # Two \u escapes may be the halves of one character.
+    return _ESCAPE.sub(_meant, text).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def _meant(found: re.Match[str]) -> str:
+    escape = found[1]
+    if escape[0] != "u":
+        return _CONTROLS.get(escape, escape)
+    if not _CODE.fullmatch(escape):
+        raise BrokenEscape
+    return chr(int(escape[1:], 16))

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dlqbatch.settings.cron import FIELDS, cron_trigger
-from dlqbatch.settings.declaring import Options, option
-from dlqbatch.settings.values import duration
+from dlqbatch.settings.values import Options, duration, number_option, option
 
 OFF: Final = "off"
 _LEAST: Final = timedelta(seconds=1)
@@ -74,11 +73,16 @@ class ScheduleOptions(Options):
         "a time with its unit from 0s to 1h",
         default_text="2s",
     )
-    trigger_depth: int = option(
+    trigger_depth: int = number_option(
         5000,
         "At so many messages in the queues that drain serves, `schedule` starts more drains at once; 0 is never.",
-        "a whole number of at least 0",
-        ge=0,
+        least=0,
+    )
+    trigger_ingest_depth: int = number_option(
+        5000,
+        "At so many messages in the queues that ingest serves, `schedule` starts more ingests at once, unless "
+        "ingest is off; 0 is never.",
+        least=0,
     )
     trigger_interval: Annotated[Duration, Field(ge=timedelta(seconds=1), le=timedelta(minutes=5))] = option(
         timedelta(seconds=5),
@@ -86,11 +90,12 @@ class ScheduleOptions(Options):
         "a time with its unit from 1s to 5m",
         default_text="5s",
     )
-    max_workers: int = option(
-        2, "The most drains that `schedule` has at work at once.", "a whole number from 1 to 64", ge=1, le=64
+    max_workers: int = number_option(2, "The most drains that `schedule` has at work at once.", least=1, most=64)
+    max_ingest_workers: int = number_option(
+        1, "The most ingests that `schedule` has at work at once.", least=1, most=64
     )
     health_address: Annotated[str, AfterValidator(address)] = option(
         "127.0.0.1:8421",
-        "Where `schedule` answers /healthz and /metrics over HTTP.",
+        "Where `schedule` answers /livez, /healthz and /metrics over HTTP.",
         "a host and a port, such as 127.0.0.1:8421 or [::1]:8421, or off",
     )

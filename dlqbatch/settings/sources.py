@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from dlqbatch.settings.options import OPTIONS, Entry, property_key
 from dlqbatch.settings.topologies import canonical
 from dlqbatch.settings.urls import SecretUrl
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
 
 ENVIRONMENT_PREFIX = "DLQBATCH_"
 CONFIG_VARIABLE = "DLQBATCH_CONFIG"
@@ -29,7 +27,7 @@ class Source:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.topologies: dict[str, Entry] = {}
-        """By `topology.NAME.OPTION`; understood together, whichever source wrote them."""
+        """The options of topologies by `topology.NAME.OPTION`; understood together, whichever source wrote them."""
         self.facts: dict[str, Any] = {}
         self.problems: list[str] = []
 
@@ -54,6 +52,20 @@ class Source:
             self.topologies[key] = Entry(entry.key, entry.where, value)
 
 
+class Spelled(str):
+    """The name of an option that was not written as a flag of this name."""
+
+    __slots__ = ("written",)
+
+    written: str
+    """How it was written."""
+
+    def __new__(cls, option: str, written: str) -> Self:
+        made = super().__new__(cls, option)
+        made.written = written
+        return made
+
+
 class Given(Source):
     """What the caller passed on: options of a command line or of an event."""
 
@@ -63,6 +75,8 @@ class Given(Source):
             option = option_named(key)
             dashed = key.replace("_", "-")
             written = f"--{dashed}" if given_by == "command line" else key
+            if isinstance(key, Spelled):
+                written = key.written
             of_topology = canonical(key)
             if value == [] or (isinstance(value, str) and not value.strip()):
                 # Left out unnoticed, it would be taken from elsewhere: other queues than were asked for.

@@ -2,18 +2,83 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, ValidationInfo, field_validator
 
-from dlqbatch.settings.cold_storage import Bucket, cold_place, kms_key
-from dlqbatch.settings.declaring import Options, option
 from dlqbatch.settings.urls import SecretAddress, check_webhook_url
-from dlqbatch.settings.values import delays, duration, metrics_file, numbers, queue_name, words, zone_name
+from dlqbatch.settings.values import (
+    Options,
+    delays,
+    duration,
+    duration_option,
+    metrics_file,
+    number_option,
+    numbers,
+    option,
+    place,
+    queue_name,
+    seconds_option,
+    switch_option,
+    words,
+    zone_name,
+)
 
-Name = Annotated[str, AfterValidator(queue_name)]
+_BUCKET: Final = re.compile(r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# S3 keeps what is longer than 1,024 bytes out, and a part's own name needs some.
+_PREFIX: Final = re.compile(r"[A-Za-z0-9!_.*'()=+,/-]{0,500}")
+_KMS_KEY: Final = re.compile(r"(arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:(key|alias)/|alias/)?[A-Za-z0-9/_-]{1,256}")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A place in S3; the prefix is empty, or it is between slashes and has none at its ends."""
+
+    name: str
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.name}/{self.prefix}".rstrip("/")
+
+
+def cold_place(value: object) -> object:
+    """A folder, unless it looks like an address: a misspelt bucket must not become a folder of that name."""
+    if isinstance(value, str) and ("://" in value or value.lower().startswith("s3:")):
+        return bucket(value)
+    return place(Path(value)) if isinstance(value, (str, Path)) else value
+
+
+def bucket(address: str) -> Bucket:
+    scheme, separator, rest = address.partition("://")
+    if scheme.lower() != "s3" or not separator:
+        raise ValueError("is neither the path of a folder nor an address like s3://bucket/prefix")
+    name, _, prefix = rest.partition("/")
+    if not _BUCKET.fullmatch(name):
+        raise ValueError(
+            "names a bucket that cannot be: write s3://bucket/prefix, the bucket with 3 to 63 small letters, digits, "
+            "dots and dashes, beginning and ending with a letter or digit; credentials do not go here"
+        )
+    prefix = prefix.removesuffix("/")
+    steps = prefix.split("/") if prefix else []
+    if not _PREFIX.fullmatch(prefix) or not {"", ".", ".."}.isdisjoint(steps):
+        raise ValueError(
+            "has a prefix that is not taken: at most 500 letters, digits or any of ! - _ . * ' ( ) = + , with single "
+            "slashes between its steps, and neither . nor .. as a step"
+        )
+    return Bucket(name, prefix)
+
+
+def kms_key(value: str) -> str:
+    if not _KMS_KEY.fullmatch(value):
+        raise ValueError("is neither the id, nor the ARN, nor the alias/NAME of a KMS key")
+    return value
+
+
+QueueName = Annotated[str, AfterValidator(queue_name)]
 Duration = Annotated[timedelta, BeforeValidator(duration), Field(gt=timedelta(0), le=timedelta(days=36_500))]
 Hour = Annotated[int, Field(ge=0, le=23)]
 ColdPlace = Annotated[InstanceOf[Path] | InstanceOf[Bucket], BeforeValidator(cold_place)]
@@ -27,27 +92,23 @@ _UNKNOWN = Bucket("", "")
 class StoreOptions(Options):
     """Part of `Settings`."""
 
-    ingest_queues: Annotated[tuple[Name, ...], BeforeValidator(words)] = option(
+    ingest_queues: Annotated[tuple[QueueName, ...], BeforeValidator(words)] = option(
         (),
         "The dead-letter queues that `ingest` takes from; `*` stands for any text and needs the management API. "
         "Without it: the queue of the dead letters.",
         "names or wildcards with commas between them",
     )
-    lease: Duration = option(
-        timedelta(minutes=5),
-        "How long a worker may hold a dead message before another takes over.",
-        _DURATION,
-        default_text="5m",
+    lease: Duration = duration_option("5m", "How long a worker may hold a dead message before another takes over.")
+    statistics_delay: Duration = duration_option(
+        "12s",
+        "How old the figures of the management API may be: a little more than twice the broker's "
+        "collect_statistics_interval. What was sent later is not proven by them.",
     )
-    observation_window: Duration = option(
-        timedelta(minutes=15),
-        "How long a retry has to stay away before it can count as a success.",
-        _DURATION,
-        default_text="15m",
+    observation_window: Duration = duration_option(
+        "15m",
+        "How long a retry has to stay away before it can count as a success where the broker's figures cannot be had.",
     )
-    max_attempts: int = option(
-        5, "So many failed retries from the store end in failed.", "a whole number from 1 to 1000", ge=1, le=1000
-    )
+    max_attempts: int = number_option(5, "So many failed retries from the store end in failed.", least=1, most=1000)
     retry_delays: Annotated[tuple[Duration, ...], BeforeValidator(delays), Field(min_length=1, max_length=100)] = (
         option(
             tuple(timedelta(minutes=minutes) for minutes in (1, 5, 15, 30, 60)),
@@ -66,11 +127,8 @@ class StoreOptions(Options):
         "The time zone of the off-peak hours and of cron expressions.",
         "the name of a time zone, such as Europe/Berlin",
     )
-    recheck: Duration = option(
-        timedelta(minutes=5),
-        "The conditional strategy: how long until the conditions are looked at again.",
-        _DURATION,
-        default_text="5m",
+    recheck: Duration = duration_option(
+        "5m", "The conditional strategy: how long until the conditions are looked at again."
     )
     cpu_limit: float = option(
         80.0, "The conditional strategy waits while the CPU is at so many per cent or above.", _PER_CENT, gt=0, le=100
@@ -85,35 +143,25 @@ class StoreOptions(Options):
     breaker_failure_rate: float = option(
         0.5, "The circuit breaker of an origin opens at this share of failed retries.", _SHARE, gt=0, le=1
     )
-    breaker_min_attempts: int = option(
-        10, "The fewest retries over which the circuit breaker may open.", "a whole number of at least 1", ge=1
+    breaker_min_attempts: int = number_option(
+        10, "The fewest retries over which the circuit breaker may open.", least=1
     )
-    breaker_window: Duration = option(
-        timedelta(minutes=30), "How far back the circuit breaker counts.", _DURATION, default_text="30m"
+    breaker_window: Duration = duration_option("30m", "How far back the circuit breaker counts.")
+    breaker_cool_down: Duration = duration_option(
+        "5m", "How long an open circuit breaker waits before it lets one retry through."
     )
-    breaker_cool_down: Duration = option(
-        timedelta(minutes=5),
-        "How long an open circuit breaker waits before it lets one retry through.",
-        _DURATION,
-        default_text="5m",
+    keep_resolved: Duration = duration_option("30d", "How long a resolved message is kept before it is deleted.")
+    keep_failed: Duration = duration_option(
+        "90d", "How long a failed message waits for a person before it goes to cold storage and is archived."
     )
-    keep_resolved: Duration = option(
-        timedelta(days=30),
-        "How long a resolved message is kept before it is deleted.",
-        _DURATION,
-        default_text="30d",
+    keep_archived: Duration = duration_option(
+        "365d", "How long an archived message is kept in the database; its cold copy stays."
     )
-    keep_failed: Duration = option(
-        timedelta(days=90),
-        "How long a failed message waits for a person before it goes to cold storage and is archived.",
-        _DURATION,
-        default_text="90d",
+    retain_max_seconds: float = seconds_option(
+        900.0, "How long a `retain` may take; inside AWS Lambda the time that is left ends it sooner.", most=86_400
     )
-    keep_archived: Duration = option(
-        timedelta(days=365),
-        "How long an archived message is kept in the database; its cold copy stays.",
-        _DURATION,
-        default_text="365d",
+    retain_max_messages: int | None = number_option(
+        None, "The most messages that one `retain` archives or deletes. Without it: all that are due.", least=1
     )
     cold_storage: ColdPlace | None = option(
         None,
@@ -134,9 +182,7 @@ class StoreOptions(Options):
         gt=0,
         allow_inf_nan=False,
     )
-    alert_backlog: int = option(
-        10_000, "Alert (critical) above so many dead messages that wait.", "a whole number of at least 1", ge=1
-    )
+    alert_backlog: int = number_option(10_000, "Alert (critical) above so many dead messages that wait.", least=1)
     alert_resolution_rate: float = option(
         0.5,
         "Alert (warning) if a smaller share of what ended in the last hour was resolved.",
@@ -144,8 +190,28 @@ class StoreOptions(Options):
         ge=0,
         le=1,
     )
-    alert_new_groups: bool = option(
-        True, "Alert (warning) once for each new group of failures that needs a person.", "true or false"
+    alert_resolution_minimum: int = number_option(5, "The fewest outcomes over which that alert may fire.", least=1)
+    alert_overdue: Duration = duration_option(
+        "36h",
+        "Alert (warning) if messages are kept for so much longer than `keep_…` says; until then `retain` may come.",
+    )
+    alert_queue_depth: int = number_option(
+        5000,
+        "Alert (critical) if a queue that drain or ingest serves stays above so many messages; 0 is never.",
+        least=0,
+    )
+    alert_queue_deep_for: Duration = duration_option("15m", "For how long it must have been so deep.")
+    alert_bounded_runs: int = number_option(
+        3,
+        "Alert (warning) if so many runs of drain or of ingest in a row ended at their bound; 0 is never.",
+        least=0,
+        most=20,
+    )
+    alert_unproven_after: Duration = duration_option(
+        "30m", "Alert (warning) if a retry was sent so long ago and is neither known to have succeeded nor back."
+    )
+    alert_new_groups: bool = switch_option(
+        True, "Alert (warning) once for each new group of failures that needs a person."
     )
     webhook_url: Annotated[SecretAddress, AfterValidator(check_webhook_url)] | None = option(
         None,

@@ -4,117 +4,72 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
 
 from dlqbatch.errors import SettingsError
-from dlqbatch.settings.options import Entry
-from dlqbatch.settings.values import LONGEST_TTL_MS, durations, free_name, name
-from dlqbatch.topology.kinds import KINDS, Kind
-from dlqbatch.topology.ladder import Ladder
-from dlqbatch.topology.per_queue import PerQueue
-from dlqbatch.topology.pipeline import Pipeline
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from dlqbatch.settings.options import Settings
+from dlqbatch.settings.options import KEY, NAME, OPTIONS, Entry, Key, Name, QueueType, Settings
+from dlqbatch.settings.values import LONGEST_TTL_MS, durations, lower
+from dlqbatch.topology.kinds import KINDS, Kind, Ladder, PerQueue, Pipeline
 
 PREFIX: Final = "topology."
 _KEY: Final = re.compile(r"topology[.](?P<name>[A-Za-z0-9-]{1,60})[.](?P<option>[a-z-]{1,40})")
 _UNNAMED: Final = "unnamed"
-_MOST_TIERS: Final = 100
 
 Declared = dict[str, dict[str, object]]
-"""Checked values by the name of a topology and the name of an option."""
+"""For the name of each topology its kind and the checked values of its options."""
 
 
-class _Option(NamedTuple):
-    read: Callable[[str], object]
-    must_be: str
+def _one_duration(value: object) -> object:
+    found = durations(value)
+    return found[0] if isinstance(found, tuple) and len(found) == 1 else value
 
 
-class _Wrong(ValueError):
-    """The text continues 'it'."""
+def _without_wildcards(queue: str) -> str:
+    if {"*", "#"} & set(queue.split(".")):
+        raise ValueError("has a word that is only * or #, which as a routing key would stand for others")
+    return queue
 
 
-def _name(text: str) -> str:
-    try:
-        return free_name(text)
-    except ValueError as error:
-        raise _Wrong(str(error)) from None
+_Ttl = Annotated[int, Field(strict=True, gt=0, le=LONGEST_TTL_MS)]
 
 
-def _key(text: str) -> str:
-    try:
-        return name(text)
-    except ValueError as error:
-        raise _Wrong(str(error)) from None
-
-
-def _queue(text: str) -> str:
-    if {"*", "#"} & set(text.split(".")):
-        raise _Wrong("has a word that is only * or #, which as a routing key would stand for others")
-    return _name(text)
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text.lower() not in words:
-            raise _Wrong
-        return text.lower()
-
-    return read
-
-
-def _switch(text: str) -> bool:
-    return _one_of("true", "false")(text) == "true"
-
-
-def _ttls(text: str) -> tuple[int, ...]:
-    found = durations(text)
-    if not isinstance(found, tuple) or not 1 <= len(found) <= _MOST_TIERS:
-        raise _Wrong
-    for ttl in found:
-        if not isinstance(ttl, int) or not 0 < ttl <= LONGEST_TTL_MS:
-            raise _Wrong
-    return found
-
-
-def _ttl(text: str) -> int:
-    found = _ttls(text)
-    if len(found) > 1:
-        raise _Wrong
-    return found[0]
-
-
-_NAME: Final = _Option(_name, "a name of 1 to 200 bytes that does not begin with amq.")
-_ROUTING_KEY: Final = _Option(_key, "a routing key of 1 to 200 bytes")
-_QUEUE_TYPE: Final = _Option(_one_of("classic", "quorum"), "classic or quorum")
-_TTL: Final = _Option(_ttl, "a delay above 0 and at most 4294967295 ms, such as 30s, 15m or 90000")
-_DEAD: Final = {"dlq-exchange": _NAME, "dlq-routing-key": _ROUTING_KEY, "dlq-queue": _NAME}
-_OPTIONS: Final[dict[str, dict[str, _Option]]] = {
+_NAME: Final = (Name, NAME)
+_TTL: Final = (
+    Annotated[_Ttl, BeforeValidator(_one_duration)],
+    "a delay above 0 and at most 4294967295 ms, such as 30s, 15m or 90000",
+)
+_QUEUE_TYPE: Final = (QueueType, "classic or quorum")
+_DEAD: Final = {"dlq-exchange": _NAME, "dlq-routing-key": (Key, KEY), "dlq-queue": _NAME}
+# By kind and option: the type, as pydantic checks it, and what the option must be, in words.
+_OPTIONS: Final[dict[str, dict[str, tuple[Any, str]]]] = {
     "ladder": {
-        "tier-ttls": _Option(_ttls, "1 to 100 delays with commas between them, such as 10s,15m,1h"),
+        "tier-ttls": (
+            Annotated[tuple[_Ttl, ...], BeforeValidator(durations), Field(min_length=1, max_length=100)],
+            "1 to 100 delays with commas between them, such as 10s,15m,1h",
+        ),
         "queue-type": _QUEUE_TYPE,
         "retry-exchange": _NAME,
-        "retry-routing-key": _ROUTING_KEY,
+        "retry-routing-key": (Key, KEY),
         "retry-queue": _NAME,
         "delay-exchange": _NAME,
         "delay-queue": _NAME,
         **_DEAD,
     },
     "per-queue": {
-        "queue": _Option(_queue, _NAME.must_be),
+        "queue": (Annotated[Name, BeforeValidator(_without_wildcards)], NAME),
         "exchange": _NAME,
-        "exchange-type": _Option(
-            _one_of("topic", "direct"),
+        "exchange-type": (
+            Annotated[Literal["topic", "direct"], BeforeValidator(lower)],
             "topic or direct (through a fanout exchange a message would leave the delay queue into itself)",
         ),
         "ttl": _TTL,
         "queue-type": _QUEUE_TYPE,
-        "delay": _Option(_switch, "true or false"),
+        "delay": (Annotated[Literal["true", "false"], BeforeValidator(lower)], "true or false"),
         **_DEAD,
     },
     "pipeline": {"exchange": _NAME, "queue": _NAME, "ttl": _TTL, "queue-type": _QUEUE_TYPE},
@@ -130,7 +85,7 @@ def canonical(key: str) -> str | None:
 
 
 def understand(entries: Mapping[str, Entry]) -> tuple[Declared, list[str]]:
-    """All of them from their keys, and a sentence for each problem; a topology with a problem is left out."""
+    """All topologies from their keys, and a sentence for each problem; a topology with a problem is left out."""
     problems: list[str] = []
     written: dict[str, dict[str, Entry]] = {}
     for key, entry in entries.items():
@@ -144,51 +99,53 @@ def understand(entries: Mapping[str, Entry]) -> tuple[Declared, list[str]]:
             written.setdefault(found["name"], {})[found["option"]] = entry
     declared: Declared = {}
     for one, options in written.items():
-        wrong = list(_problems(one, options))
+        values, wrong = _checked(one, options)
         problems += wrong
         if not wrong:
-            declared[one] = _values(options)
+            declared[one] = values
     return declared, problems
 
 
-def _problems(one: str, options: Mapping[str, Entry]) -> Iterator[str]:
-    kind_entry = options.get("kind")
+def _checked(one: str, options: Mapping[str, Entry]) -> tuple[dict[str, object], list[str]]:
+    """The values of one topology, and a sentence for each problem."""
     where = next(iter(options.values())).where
+    kind_entry = options.get("kind")
+    from pydantic import TypeAdapter  # noqa: PLC0415  (a deployment with one ladder needs none)
+
+    problems = []
     if one in KINDS:
-        yield f"dlqbatch.topology.{one} ({where}) has the name of a kind; give it another name."
+        problems.append(f"dlqbatch.topology.{one} ({where}) has the name of a kind; give it another name.")
     if kind_entry is None:
-        yield f"dlqbatch.topology.{one} ({where}) has no kind; set dlqbatch.topology.{one}.kind to {_listed(KINDS)}."
-        return
+        set_it = f"set dlqbatch.topology.{one}.kind to {_listed(KINDS)}"
+        return {}, [*problems, f"dlqbatch.topology.{one} ({where}) has no kind; {set_it}."]
     kind = str(kind_entry.value).lower()
     if kind not in _OPTIONS:
         guess = get_close_matches(kind, KINDS, n=1)
         meant = f"; perhaps {guess[0]} was meant" if guess else ""
-        yield f"{kind_entry.key} ({kind_entry.where}) must be {_listed(KINDS)}{meant}."
-        return
+        return {}, [*problems, f"{kind_entry.key} ({kind_entry.where}) must be {_listed(KINDS)}{meant}."]
     known = _OPTIONS[kind]
+    values: dict[str, object] = {"kind": kind}
     for option, entry in options.items():
         if option == "kind":
             continue
         if option not in known:
             guess = get_close_matches(option, known, n=1)
             meant = f"; perhaps {guess[0]} was meant" if guess else f"; it has {_listed(known)}"
-            yield f"{entry.key} ({entry.where}) is no option of a {kind}{meant}."
+            problems.append(f"{entry.key} ({entry.where}) is no option of a {kind}{meant}.")
             continue
+        kept_as, must_be = known[option]
         try:
-            known[option].read(str(entry.value))
-        except _Wrong as error:
-            why = str(error) or "has a wrong value"
-            yield f"{entry.key} ({entry.where}) {why}; it must be {known[option].must_be}."
-    for option in _REQUIRED[kind]:
-        if option not in options:
-            yield f"dlqbatch.topology.{one} ({where}) has no {option}; set dlqbatch.topology.{one}.{option}."
-
-
-def _values(options: Mapping[str, Entry]) -> dict[str, object]:
-    kind = str(options["kind"].value).lower()
-    read = _OPTIONS[kind]
-    values = {option: read[option].read(str(entry.value)) for option, entry in options.items() if option != "kind"}
-    return {"kind": kind, **values}
+            values[option.replace("-", "_")] = TypeAdapter(kept_as).validate_python(str(entry.value))
+        except ValidationError as exc:
+            [error, *_] = exc.errors(include_url=False, include_input=False)
+            why = error["ctx"]["error"] if error["type"] == "value_error" else "has a wrong value"
+            problems.append(f"{entry.key} ({entry.where}) {why}; it must be {must_be}.")
+    problems += [
+        f"dlqbatch.topology.{one} ({where}) has no {option}; set dlqbatch.topology.{one}.{option}."
+        for option in _REQUIRED[kind]
+        if option not in options
+    ]
+    return values, problems
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -207,19 +164,8 @@ def from_options(kind: str, options: Mapping[str, Entry], settings: Settings) ->
 
 
 def default_ladder(settings: Settings) -> Ladder:
-    """The one that the plain options describe, whether or not it is switched off."""
-    return Ladder(
-        tier_ttls=settings.tier_ttls,
-        queue_type=settings.queue_type,
-        retry_exchange=settings.retry_exchange,
-        retry_routing_key=settings.retry_routing_key,
-        retry_queue=settings.retry_queue,
-        delay_exchange=settings.delay_exchange,
-        delay_queue=settings.delay_queue,
-        dlq_exchange=settings.dlq_exchange,
-        dlq_routing_key=settings.dlq_routing_key,
-        dlq_queue=settings.dlq_queue,
-    )
+    """The ladder that the options without a NAME describe, whether or not it is switched off."""
+    return Ladder(**{one.name: getattr(settings, one.name) for one in fields(Ladder) if one.name in OPTIONS})
 
 
 def topologies(settings: Settings) -> dict[str, Kind]:
@@ -230,21 +176,22 @@ def topologies(settings: Settings) -> dict[str, Kind]:
     return found
 
 
-def build(one: str, values: Mapping[str, object], settings: Settings) -> Kind:
-    given = {option.replace("-", "_"): value for option, value in values.items() if option != "kind"}
-    given.setdefault("queue_type", settings.queue_type)
-    if values["kind"] == "pipeline":
-        return Pipeline(**{"queue": given["exchange"], **given})  # type: ignore[arg-type]  # checked by `understand`
+def build(one: str, values: Mapping[str, Any], settings: Settings) -> Kind:
+    """The topology `one` of values that are checked; what they do not say the settings do."""
+    given = {"queue_type": settings.queue_type, **values}
+    kind = given.pop("kind")
+    if kind == "pipeline":
+        return Pipeline(**{"queue": given["exchange"], **given})
     dead = {option: getattr(settings, option) for option in ("dlq_exchange", "dlq_routing_key", "dlq_queue")}
     given = dead | given
     if given["dlq_queue"] == settings.dlq_queue:
         given["dlq_queue_type"] = settings.queue_type
-    if values["kind"] == "per-queue":
-        given["has_delay"] = given.pop("delay", True)
-        return PerQueue(**given)  # type: ignore[arg-type]  # the same
+    if kind == "per-queue":
+        given["has_delay"] = given.pop("delay", "true") == "true"
+        return PerQueue(**given)
     names = ("retry-exchange", "retry-queue", "delay-exchange", "delay-queue")
-    own = {option.replace("-", "_"): f"{one}.{option}" for option in names}
-    return Ladder(**{**own, "tier_ttls": settings.tier_ttls, **given})  # type: ignore[arg-type]  # the same
+    own: dict[str, object] = {option.replace("-", "_"): f"{one}.{option}" for option in names}
+    return Ladder(**{**own, "tier_ttls": settings.tier_ttls, **given})
 
 
 def _doubled(kind: Kind) -> Iterator[str]:

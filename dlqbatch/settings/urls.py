@@ -7,6 +7,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import Secret
 
+from dlqbatch import logs
+
 _NEXT_URL = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential", re.IGNORECASE)
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
@@ -127,14 +129,8 @@ def _redact_one(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         return "***"
-    # The last @ ends the secret part, even where a password holds an @ or a / that should have been encoded.
-    secret, at, place = ("", "", rest) if scheme == "sqlite" else rest.rpartition("@")
-    if "?" in secret:  # nobody can tell which side of the ? or of the @ is the password
-        return f"{scheme}://***"
-    user, colon, _ = secret.partition(":")
-    shown = f"{user}:***@" if colon else "***@" if at else ""
-    path, question, query = place.partition("?")
-    return f"{scheme}://{shown}{path}{question}{'&'.join(_redact_parameter(pair) for pair in query.split('&'))}"
+    path, question, query = (rest if scheme == "sqlite" else logs.mask_login(rest)).partition("?")
+    return f"{scheme}://{path}{question}{'&'.join(_redact_parameter(pair) for pair in query.split('&'))}"
 
 
 def _redact_parameter(pair: str) -> str:

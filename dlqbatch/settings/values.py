@@ -1,14 +1,17 @@
-"""From what a person writes to what the program uses; every ValueError continues a sentence that names the option."""
+"""How options are declared, and how what a person writes is read.
+
+Every ValueError continues a sentence that names the option.
+"""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pydantic import BaseModel, ConfigDict, Field
 
 _SIZE: Final = re.compile(r"(\d{1,15})\s*(?:([kmg])(i?)b?|b)?", re.IGNORECASE)
 _POWERS: Final = {"k": 1, "m": 2, "g": 3}
@@ -18,6 +21,38 @@ LONGEST_TTL_MS: Final = 2**32 - 1
 LONGEST_QUEUE_NAME: Final = 255
 # The rest is kept for what dlqbatch puts around it.
 LONGEST_NAME: Final = 200
+
+
+class Options(BaseModel):
+    """Some of the options; `Settings` is all of them together."""
+
+    # Of the classes only Settings is ever made, so that nothing else is built; a model costs some milliseconds.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+
+def option(default: Any, meaning: str, must_be: str, *, default_text: str | None = None, **bounds: Any) -> Any:
+    """`must_be` is ready to follow 'it must be'; `default_text` is the default as a person would write it."""
+    extra: dict[str, Any] = {"must_be": must_be, "default_text": default_text}
+    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
+
+
+def switch_option(default: bool, meaning: str) -> Any:
+    return option(default, meaning, "true or false")
+
+
+def number_option(default: int | None, meaning: str, *, least: int, most: int | None = None) -> Any:
+    must_be = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    return option(default, meaning, must_be, ge=least, le=most)
+
+
+def seconds_option(default: float, meaning: str, *, most: int) -> Any:
+    must_be = f"a number of seconds above 0, at most {most}"
+    return option(default, meaning, must_be, gt=0, le=most, allow_inf_nan=False)
+
+
+def duration_option(default: str, meaning: str) -> Any:
+    must_be = "a time above 0 with its unit, such as 90s, 15m, 12h or 30d, at most 36500d"
+    return option(duration(default), meaning, must_be, default_text=default)
 
 
 def size(value: object) -> object:
@@ -72,7 +107,7 @@ def zone_name(value: str) -> str:
         ZoneInfo(value)
     except (LookupError, ValueError, OSError):
         raise ValueError(
-            f"names a time zone '{printable(value)[:60]}' that this machine does not know; use one like Europe/Berlin, "
+            "names a time zone that this machine does not know; use one like Europe/Berlin, "
             "and install the package tzdata where the system has no zones"
         ) from None
     return value

@@ -1,1 +1,1 @@
-"""Exchanges, queues and bindings as data."""
+"""Exchanges, queues and bindings that the settings describe: declared, compared, changed and deleted."""

@@ -1,24 +1,316 @@
-"""The kinds of topology that a deployment can keep, any number of each."""
+"""The kinds of topology that a deployment can keep, any number of each: the delay ladder, per-queue and pipeline.
+
+ladder     retry-queue, N delay queues with a TTL each, N retry queues behind them, the dead-letter queue
+per-queue  X dead-letters into X.retry, which the drain takes from; X.delay leads back to X when its time is up
+pipeline   an exchange, the queue of its workers, and the queue of what they gave up
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from dlqbatch.topology.ladder import Ladder
-from dlqbatch.topology.model import NOTHING, Topology
-from dlqbatch.topology.per_queue import PerQueue
-from dlqbatch.topology.pipeline import Pipeline
+from dlqbatch.amqp.delivery import Route
+from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
+from dlqbatch.topology.model import (
+    DEAD_LETTER_EXCHANGE,
+    DEAD_LETTER_KEY,
+    DELIVERY_LIMIT,
+    NOTHING,
+    TTL,
+    Binding,
+    Exchange,
+    Queue,
+    Source,
+    Topology,
+    queue_read,
+    queue_worked_on,
+    relay_of,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+_PIPELINE_DELIVERIES: Final = 3
+"""The delivery limit of a pipeline's quorum queue: the fourth failure is the last."""
+
+
+class _Drained:
+    """What the kinds that a drain takes from have in common: where a message goes that has failed too often."""
+
+    __slots__ = ()
+    queue_type: str
+    dlq_exchange: str
+    dlq_routing_key: str
+    dlq_queue: str
+    dlq_queue_type: str | None
+
+    def dead(self) -> Route:
+        return Route(self.dlq_exchange, self.dlq_routing_key)
+
+    @property
+    def dead_letter_queues(self) -> tuple[str, ...]:
+        return (self.dlq_queue,)
+
+    def _dead_letters(self, *, unlimited_deliveries: bool) -> Topology:
+        arguments = queue_read(self.dlq_queue_type or self.queue_type, unlimited_deliveries=unlimited_deliveries)
+        exchange, queue = self.dlq_exchange, self.dlq_queue
+        # Some installations name the queue's key in their policy, and others its exchange: the queue is bound by both.
+        bindings = (Binding(exchange, self.dlq_routing_key, queue), Binding(exchange, exchange, queue))
+        return Topology((Exchange(exchange),), (Queue(queue, arguments),), bindings)
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder(_Drained):
+    tier_ttls: tuple[int, ...] = (10_000, 15_000, 20_000)
+    """Milliseconds, one for each tier."""
+    queue_type: str = "classic"
+    retry_exchange: str = "retry-exchange"
+    retry_routing_key: str = "retry-routing-key"
+    retry_queue: str = "retry-queue"
+    delay_exchange: str = "route-delay"
+    delay_queue: str = "queue.delay"
+    dlq_exchange: str = "dlq-exchange"
+    dlq_routing_key: str = "dlq-routing-key"
+    dlq_queue: str = "dlq-queue"
+    dlq_queue_type: str | None = None
+    """Where several topologies share the dead-letter queue it has a type of its own; None: that of the others."""
+
+    @property
+    def tiers(self) -> int:
+        return len(self.tier_ttls)
+
+    @property
+    def waits(self) -> bool:
+        return True
+
+    @property
+    def home(self) -> str | None:
+        """Any queue's failures may arrive here."""
+        return None
+
+    def delay(self, event: str, tier: int) -> Route:
+        key = f"binding.{event}.{tier}"
+        # A routing key has at most 255 bytes; the binding `binding.#.N` matches the short one as well.
+        return Route(self.delay_exchange, key if len(to_bytes(key)) <= LONGEST_NAME else f"binding.{tier}")
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """First the queue where failures arrive, then what each tier feeds."""
+        later = (Source(way_out.queue, first_stage=False) for way_out in self.ways_out.values())
+        return (Source(self.retry_queue, first_stage=True), *later)
+
+    @property
+    def ways_out(self) -> dict[int, Binding]:
+        """The binding of each tier that leads what leaves its delay queue on: without it the broker drops that."""
+        return {
+            tier: Binding(f"{self.retry_exchange}-{tier}", f"retry.#.{tier}", f"{self.retry_queue}-{tier}")
+            for tier in range(1, self.tiers + 1)
+        }
+
+    @property
+    def delay_queues(self) -> tuple[str, ...]:
+        return tuple(f"{self.delay_queue}.{tier}" for tier in range(1, self.tiers + 1))
+
+    @property
+    def own_queues(self) -> frozenset[str]:
+        """The queues in which nothing ever fails: a death there says nothing about the message."""
+        return self.queue_names | {relay_of(queue) for queue in self.delay_queues}
+
+    @property
+    def own_exchanges(self) -> frozenset[str]:
+        return self.exchange_names
+
+    @property
+    def queue_names(self) -> frozenset[str]:
+        return frozenset(queue.name for queue in self.topology().queues)
+
+    @property
+    def exchange_names(self) -> frozenset[str]:
+        return frozenset(exchange.name for exchange in self.topology().exchanges)
+
+    def topology(self, *, unlimited_deliveries: bool = False) -> Topology:
+        """All that has to be declared; `unlimited_deliveries` sets a limit of -1, which brokers before 4.0 refuse."""
+        read = queue_read(self.queue_type, unlimited_deliveries=unlimited_deliveries)
+        held = queue_worked_on(self.queue_type)
+        exchanges = [Exchange(self.retry_exchange), Exchange(self.delay_exchange)]
+        queues = [Queue(self.retry_queue, read)]
+        bindings = [Binding(self.retry_exchange, self.retry_routing_key, self.retry_queue)]
+        for (tier, way_out), delay_queue, ttl in zip(
+            self.ways_out.items(), self.delay_queues, self.tier_ttls, strict=True
+        ):
+            onward = {DEAD_LETTER_EXCHANGE: way_out.exchange, DEAD_LETTER_KEY: way_out.key}
+            exchanges.append(Exchange(way_out.exchange))
+            queues += [Queue(way_out.queue, read), Queue(delay_queue, {**onward, TTL: ttl, **held})]
+            bindings += [Binding(self.delay_exchange, f"binding.#.{tier}", delay_queue), way_out]
+        dead = self._dead_letters(unlimited_deliveries=unlimited_deliveries)
+        return Topology(tuple(exchanges), tuple(queues), tuple(bindings)) + dead
+
+
+def demonstration(ladder: Ladder) -> Topology:
+    """The three test queues whose failures arrive in the ladder's retry queue."""
+    exchange = "test-retry-exchange"
+    events = {"rk.test.pass": "test-pass-queue", "rk.test.fail": "test-fail-queue"}
+    events["rk.test.fail.pass"] = "test-fail-pass-queue"
+    arguments = {
+        DEAD_LETTER_EXCHANGE: ladder.retry_exchange,
+        DEAD_LETTER_KEY: ladder.retry_routing_key,
+        **queue_worked_on(ladder.queue_type),
+    }
+    return Topology(
+        (Exchange(exchange),),
+        tuple(Queue(queue, arguments) for queue in events.values()),
+        tuple(Binding(exchange, key, queue) for key, queue in events.items()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PerQueue(_Drained):
+    queue: str
+    exchange: str
+    exchange_type: str = "topic"
+    """topic or direct: through a fanout exchange what left X.delay would enter it again."""
+    ttl: int = 10_000
+    """Milliseconds in X.delay."""
+    queue_type: str = "classic"
+    has_delay: bool = True
+    """There is X.delay; without it a message goes back at once, and waits for the next run only."""
+    dlq_exchange: str = "dlq-exchange"
+    dlq_routing_key: str = "dlq-routing-key"
+    dlq_queue: str = "dlq-queue"
+    dlq_queue_type: str | None = None
+    """The dead-letter queue's own type, as for a ladder."""
+
+    @property
+    def retry_exchange(self) -> str:
+        return f"{self.exchange}.retry"
+
+    @property
+    def retry_queue(self) -> str:
+        return f"{self.queue}.retry"
+
+    @property
+    def delay_queue(self) -> str:
+        return f"{self.queue}.delay"
+
+    @property
+    def tiers(self) -> int:
+        return 1
+
+    @property
+    def waits(self) -> bool:
+        return self.has_delay
+
+    @property
+    def home(self) -> str | None:
+        """X.delay leads to this queue alone, wherever a message failed."""
+        return self.queue
+
+    def delay(self, event: str, tier: int) -> Route:  # noqa: ARG002  (there is one delay for every event)
+        # By the default exchange: through X's exchange everybody whose binding matches would see the message again.
+        return Route("", self.delay_queue if self.has_delay else self.queue)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (Source(self.retry_queue, first_stage=True),)
+
+    @property
+    def ways_out(self) -> dict[int, Binding]:
+        """The binding that leads what leaves X.delay back to X, as that of the one tier."""
+        return {1: Binding(self.exchange, self.queue, self.queue)} if self.has_delay else {}
+
+    @property
+    def delay_queues(self) -> tuple[str, ...]:
+        return (self.delay_queue,) if self.has_delay else ()
+
+    @property
+    def own_queues(self) -> frozenset[str]:
+        """X is not among them: a death there is a failure."""
+        return frozenset((self.retry_queue, self.delay_queue, relay_of(self.delay_queue), self.dlq_queue))
+
+    @property
+    def own_exchanges(self) -> frozenset[str]:
+        return frozenset((self.retry_exchange, self.dlq_exchange))
+
+    @property
+    def exchange_names(self) -> frozenset[str]:
+        return self.own_exchanges | {self.exchange}
+
+    def topology(self, *, unlimited_deliveries: bool = False) -> Topology:
+        read = queue_read(self.queue_type, unlimited_deliveries=unlimited_deliveries)
+        kept = queue_worked_on(self.queue_type)
+        back = {DEAD_LETTER_EXCHANGE: self.exchange, DEAD_LETTER_KEY: self.queue}
+        queues = [
+            Queue(self.queue, {DEAD_LETTER_EXCHANGE: self.retry_exchange, DEAD_LETTER_KEY: self.retry_queue, **kept}),
+            Queue(self.retry_queue, {**back, **read}),
+        ]
+        bindings = [
+            Binding(self.exchange, self.queue, self.queue),
+            Binding(self.retry_exchange, self.retry_queue, self.retry_queue),
+        ]
+        if self.has_delay:
+            queues.append(Queue(self.delay_queue, {**back, TTL: self.ttl, **kept}))
+            bindings.append(Binding(self.exchange, self.delay_queue, self.delay_queue))
+        exchanges = (Exchange(self.exchange, self.exchange_type), Exchange(self.retry_exchange, self.exchange_type))
+        dead = self._dead_letters(unlimited_deliveries=unlimited_deliveries)
+        return Topology(exchanges, tuple(queues), tuple(bindings)) + dead
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    exchange: str
+    queue: str
+    ttl: int = 300_000
+    """Milliseconds after which a message that nobody took is stale, and a dead letter."""
+    queue_type: str = "classic"
+
+    @property
+    def dead_letter_exchange(self) -> str:
+        return f"dlq.{self.exchange}"
+
+    @property
+    def dead_letter_queue(self) -> str:
+        """The queue is called as the exchange that leads to it."""
+        return self.dead_letter_exchange
+
+    @property
+    def delay_queues(self) -> tuple[str, ...]:
+        """There is none: what waits in the workers' queue waits for a worker."""
+        return ()
+
+    @property
+    def dead_letter_queues(self) -> tuple[str, ...]:
+        return (self.dead_letter_queue,)
+
+    @property
+    def own_queues(self) -> frozenset[str]:
+        return frozenset(self.dead_letter_queues)
+
+    @property
+    def own_exchanges(self) -> frozenset[str]:
+        return frozenset((self.dead_letter_exchange,))
+
+    def topology(self, *, unlimited_deliveries: bool = False) -> Topology:
+        dead = self.dead_letter_queue
+        work = {DEAD_LETTER_EXCHANGE: dead, TTL: self.ttl, **queue_worked_on(self.queue_type)}
+        if self.queue_type == "quorum":
+            # A classic queue counts no deliveries, and the broker refuses the argument; there the worker counts.
+            work[DELIVERY_LIMIT] = _PIPELINE_DELIVERIES
+        return Topology(
+            # Fanout on both sides: whatever the key, it arrives, and it keeps its key.
+            (Exchange(self.exchange, "fanout"), Exchange(dead, "fanout")),
+            (
+                Queue(self.queue, work),
+                Queue(dead, queue_read(self.queue_type, unlimited_deliveries=unlimited_deliveries)),
+            ),
+            (Binding(self.exchange, "", self.queue), Binding(dead, "", dead)),
+        )
+
 
 Kind = Ladder | PerQueue | Pipeline
 Drained = Ladder | PerQueue
-"""Those that a drain takes from."""
-
-KINDS: Final = ("ladder", "per-queue", "pipeline")
+"""The kinds that a drain takes from."""
+KINDS: Final = {"ladder": Ladder, "per-queue": PerQueue, "pipeline": Pipeline}
 
 
 def whole(kinds: Iterable[Kind], *, unlimited_deliveries: bool = False) -> Topology:

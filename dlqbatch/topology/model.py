@@ -1,18 +1,45 @@
-"""What a topology is made of, and what a run has to know of one."""
+"""What a topology is made of: exchanges, queues with their arguments, and bindings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from dlqbatch.amqp.delivery import Route
 
-    from dlqbatch.message.delivery import Route
+DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
+DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
+TTL: Final = "x-message-ttl"
+QUEUE_TYPE: Final = "x-queue-type"
+DELIVERY_LIMIT: Final = "x-delivery-limit"
 
+CLASSIC: Final[dict[str, str | int]] = {QUEUE_TYPE: "classic"}
+QUORUM: Final[dict[str, str | int]] = {QUEUE_TYPE: "quorum"}
+# Only quorum queues have what makes the broker's own hop to the dead-letter exchange safe.
+AT_LEAST_ONCE: Final[dict[str, str | int]] = {
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
 
 CHANGING: Final = "dlqbatch.changing"
 """The queue that is there while a delay is being changed: no run declares anything, for that would undo a step."""
+
+
+def queue_read(queue_type: str, *, unlimited_deliveries: bool) -> dict[str, str | int]:
+    """The arguments of a queue that dlqbatch takes from.
+
+    The type is always written down: a virtual host may have quorum as its default, and from 4.0 on a quorum queue drops
+    a message after 20 deliveries unless its limit is set to -1, which older brokers refuse.
+    """
+    if queue_type != "quorum":
+        return dict(CLASSIC)
+    return {**QUORUM, DELIVERY_LIMIT: -1} if unlimited_deliveries else dict(QUORUM)
+
+
+def queue_worked_on(queue_type: str) -> dict[str, str | int]:
+    """The arguments of a queue whose messages the broker itself moves on when they fail or expire."""
+    return QUORUM | AT_LEAST_ONCE if queue_type == "quorum" else dict(CLASSIC)
 
 
 def relay_of(delay_queue: str) -> str:
@@ -42,6 +69,10 @@ class Binding:
     key: str
     queue: str
 
+    @property
+    def in_words(self) -> str:
+        return f"{self.exchange} --{self.key}--> {self.queue}"
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -50,7 +81,7 @@ class Topology:
     bindings: tuple[Binding, ...]
 
     def __add__(self, other: Topology) -> Topology:
-        """Both, what they share once: two sets may dead-letter to one place, or work on one exchange."""
+        """The parts of both, each once: two sets may dead-letter to one place, or work on one exchange."""
         return Topology(
             self.exchanges + tuple(one for one in other.exchanges if one not in self.exchanges),
             self.queues + tuple(one for one in other.queues if one not in self.queues),

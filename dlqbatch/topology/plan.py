@@ -1,16 +1,12 @@
-"""What stands between a topology and what a broker holds, part by part."""
+"""What `topology plan` shows: how a topology and what the broker holds differ, part by part."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from dlqbatch.topology.arguments import TTL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from dlqbatch.topology.model import Binding, Topology
+from dlqbatch.topology.model import TTL, Binding, Topology
 
 TO_CREATE: Final = "to create"
 SAME: Final = "the same"
@@ -27,12 +23,12 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a broker told of the parts that were asked for."""
+    """What a broker reports of the parts that were asked for."""
 
     parts: Mapping[tuple[str, str], tuple[Difference, ...] | None]
-    """By kind and name, of those that are there: how they differ; None where that may not be asked."""
+    """How the parts that are there differ, by kind and name; None where that may not be asked."""
     bindings: frozenset[Binding] | None
-    """None where nobody told: AMQP has no way to ask for a binding."""
+    """None where the management API did not answer: AMQP has no way to ask for a binding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ def _part(kind: str, name: str, found: Reading) -> Item:
 
 
 def _binding(binding: Binding, found: Reading) -> Item:
-    name = f"{binding.exchange} --{binding.key}--> {binding.queue}"
+    name = binding.in_words
     ends = {("exchange", binding.exchange), ("queue", binding.queue)}
     if not ends <= found.parts.keys():
         return Item("binding", name, TO_CREATE)

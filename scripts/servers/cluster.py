@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from .management import Management
 from .rabbitmq import YIELDING, Epmd, RabbitNode, Release, installed_sbin
-from .server import TURN_SECONDS, ServiceError
+from .server import HANGS_AFTER, TURN_SECONDS, ServiceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +63,7 @@ class RabbitCluster:
         self.epmd.start()
         self.nodes[0].launch()
 
-    def wait_ready(self, timeout: float = 60.0) -> None:
+    def wait_ready(self, timeout: float = HANGS_AFTER) -> None:
         deadline = time.monotonic() + timeout
         first, *others = self.nodes
         first.wait_ready(timeout)

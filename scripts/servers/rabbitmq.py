@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .amqp import accepts
 from .management import Management, ManagementError
-from .server import LOOPBACK, Server, ServiceError, free_ports
+from .server import HANGS_AFTER, LOOPBACK, Server, ServiceError, free_ports
 
 if TYPE_CHECKING:
     import signal
@@ -195,7 +195,7 @@ class RabbitNode(Server):
     def control(self, *words: str) -> None:
         """Run one command of rabbitmqctl."""
         command = [str(self.sbin / "rabbitmqctl"), "--quiet", "--node", self.name, *words]
-        subprocess.run(command, env=self.environment, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, env=self.environment, check=True, capture_output=True, timeout=HANGS_AFTER)
 
     def write_down(self) -> None:
         """Bring what was declared to the disk; 3.10, if killed soon after, may forget a queue it has confirmed."""

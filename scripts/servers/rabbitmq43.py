@@ -27,11 +27,17 @@ SUITE = "forky"
 OLDEST = (4, 3)
 RECIPE = "1"
 """Changes whenever what is unpacked, or how, changes: a tree of another recipe is not used."""
-PUBLIC_MIRROR = "http://deb.debian.org/debian"
+MIRROR_VARIABLE = "DLQBATCH_TEST_DEBIAN_MIRROR"
+NO_MIRROR = (
+    "The packages of this machine come from no Debian mirror (looked for in /etc/apt), so it is not known where those "
+    f"of Debian {SUITE} can be fetched. Name the address of a mirror: export {MIRROR_VARIABLE}=http://…/debian"
+)
 KEYRINGS = ("debian-archive-keyring.gpg", "debian-archive-keyring.pgp")
 # The others come along as dependencies of a whole system: users, logins, system services. None is needed to run it.
 UNPACKED = re.compile(r"(erlang-|rabbitmq-server_|lib|zlib1g_)")
 MISSING = "RabbitMQ 4.3 is not unpacked on this machine. scripts/rabbitmq43 --prepare does it: about 75 MB from Debian."
+MIRROR = re.compile(r"https?://.*/debian/?")
+"""Debian's own packages, and not its security updates or somebody else's packages."""
 ELF = b"\x7fELF"
 
 APT_CONFIG = """\
@@ -147,14 +153,50 @@ def _keyring() -> Path:
     )
 
 
-def _mirror() -> str:
-    """The Debian mirror that is asked for, else that of this machine's own packages, else the public one."""
-    chosen = os.environ.get("DLQBATCH_TEST_DEBIAN_MIRROR")
+def _mirror(apt: Path = Path("/etc/apt")) -> str:
+    """The Debian mirror that is asked for, else the one that this machine's own packages come from."""
+    chosen = os.environ.get(MIRROR_VARIABLE)
     if chosen:
         return chosen
+    for address in (*_configured(apt), *_fetched()):
+        if MIRROR.fullmatch(address):
+            return address
+    raise ServiceError(NO_MIRROR)
+
+
+def _configured(apt: Path) -> Iterator[str]:
+    """The addresses in apt's own files: one line for each source, or paragraphs of fields."""
+    for path in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*.list"))):
+        for line in _lines(path):
+            # deb [options] address suite components
+            found = re.match(r"deb\s+(?:\[[^\]]*\]\s+)?(\S+)", line)
+            if found:
+                yield found[1]
+    for path in sorted((apt / "sources.list.d").glob("*.sources")):
+        is_addresses = False
+        for line in _lines(path):
+            name, colon, value = line.partition(":")
+            if not line[:1].isspace() and colon:
+                is_addresses = name.strip().lower() == "uris"
+                yield from value.split() if is_addresses else ()
+            elif is_addresses:  # a field goes on in lines that begin with a blank
+                yield from line.split()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def _fetched() -> list[str]:
+    """What apt itself says that it fetches from: it may be configured elsewhere."""
+    if shutil.which("apt-get") is None:
+        return []
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    return next((line for line in lines if re.fullmatch(r"https?://.*/debian/?", line)), PUBLIC_MIRROR)
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
 
 
 def _write_launchers(made: Path, folder: Path) -> None:

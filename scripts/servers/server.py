@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LOOPBACK = "127.0.0.1"
+HANGS_AFTER = 180.0
+"""Seconds after which a server that does not come up is given up; on a busy machine one may take a minute."""
 TURN_SECONDS = 0.05
 LOG_LINES_SHOWN = 60
 # Below the ephemeral ports, so that no outgoing connection takes one in the meantime, and clear of an installed
@@ -125,7 +127,7 @@ class Server:
     def ready(self) -> bool:
         raise NotImplementedError
 
-    def wait_ready(self, timeout: float = 60.0) -> None:
+    def wait_ready(self, timeout: float = HANGS_AFTER) -> None:
         if self._process is None:
             raise ServiceError(f"{self.title} was not launched")
         deadline = time.monotonic() + timeout
@@ -135,12 +137,12 @@ class Server:
             if time.monotonic() > deadline:
                 self._fail(f"did not answer within {timeout:g} s")
 
-    def start(self, timeout: float = 60.0) -> Self:
+    def start(self, timeout: float = HANGS_AFTER) -> Self:
         self.launch()
         self.wait_ready(timeout)
         return self
 
-    def stop(self, timeout: float = 30.0) -> None:
+    def stop(self, timeout: float = 60.0) -> None:
         """End it in good order."""
         self._end(self.stop_signal, timeout)
 
@@ -152,7 +154,7 @@ class Server:
         """End it at once, without care for its data; nothing of it is left in the kernel."""
         self._end(self.abandon_signal, 10.0)
 
-    def restart(self, timeout: float = 60.0) -> None:
+    def restart(self, timeout: float = HANGS_AFTER) -> None:
         """Start again on the same data and the same ports, after a stop if it still runs."""
         if self._process is not None:
             self.stop()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from program import Client, Program, client
 
-from dlqbatch import settings, wiring
+from dlqbatch import settings
+from dlqbatch.topology.declare import apply_topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,5 +38,5 @@ def program(broker_url: str, sqlite_url: str, policy_file: Path) -> Program:
     """With the policy of `policy_file`, and a ladder that is declared; its tiers take a moment."""
     shutil.copyfile(policy_file, sqlite_url.removeprefix("sqlite:///"))
     given = {"broker_url": broker_url, "database_url": sqlite_url, "tier_ttls": "50,50,50"}
-    wiring.apply_topology(settings.load(given, {"DLQBATCH_CONFIG": "/dev/null"}))
+    apply_topology(settings.load(given, {"DLQBATCH_CONFIG": "/dev/null"}))
     return Program(given)

@@ -36,7 +36,6 @@ UNDER_WAY = 4_000
 JOBS = ("drain", "ingest", "lifecycle", "check", "monitor", "retain")
 _LONGER = 90.0
 _QUIET_WITHIN = 300.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass
@@ -87,7 +86,7 @@ def endure(seconds: float, seed: int, *, restarts: bool) -> dict[str, Any]:
 
 
 def _lacks(world: World, now: float, seconds: float) -> bool:
-    """On a busy machine a short run goes on until each job has run and each alert has had its occasion."""
+    """On a busy machine a short run goes on until each job has run and each alert has had its run_options."""
     ran = {entry["job"] for entry in world.told()}
     return now < seconds + _LONGER and (len(ran) < len(JOBS) or not _fired(world) >= EXPECTED_ALERTS)
 
@@ -252,7 +251,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, help="repeats the faults and the messages of an earlier run")
     parser.add_argument("--no-restarts", action="store_true", help="never restart the broker")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
-    parser.add_argument("--write", action="store_true", help="write docs/endurance.md")
+    parser.add_argument("--write", action="store_true", help="into docs/endurance.json and docs/reliability.md")
     options = parser.parse_args(arguments)
     # Told to end, it ends its servers and its scheduler first.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -264,7 +263,7 @@ def main(arguments: list[str]) -> int:
     text = page.table(result)
     sys.stdout.write(text)
     if options.write:
-        (ROOT / "docs" / "endurance.md").write_text(page.whole(result), encoding="utf-8")
+        page.keep(result)
     for problem in result["problems"]:
         _say(f"endurance: {problem}")
     return 1 if result["problems"] else 0

@@ -18,7 +18,7 @@ MINUTES = 0.5
 def test_under_load_and_faults_nothing_is_lost_nothing_grows_and_every_alert_fires(tmp_path: Path) -> None:
     kept = tmp_path / "result.json"
     command = [sys.executable, "-m", "endurance.run", f"--minutes={MINUTES}", "--no-restarts", f"--json={kept}"]
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")))
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=550, check=False
     )

@@ -25,7 +25,7 @@ import pytest
 from dead_rows import NOW, add, store_at
 from frame_link import FrameLink, Point
 from lifecycle_rows import ORIGIN, connect, due, number
-from program import RETRY_QUEUE, Client, Program, client, eventually
+from program import HANGS_AFTER, RETRY_QUEUE, Client, Program, client, eventually
 from rawamqp import Message, Peer, properties, text
 from replay_rows import fill as fill_for_replay
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 UNHEALTHY, PARTIAL, UNREACHABLE = 1, 3, 4
-BOUNDS = {"max_seconds": "2", "settle_seconds": "1", "connect_timeout_seconds": "2"}
-ENDS_WITHIN = 60.0
-"""Seconds: far more than it takes, and less than the watchdog waits."""
+BOUNDS = {"max_seconds": "15", "settle_seconds": "1", "connect_timeout_seconds": "5"}
+"""Enough for a busy machine to come to the point."""
 MESSAGES, ROWS = 40, 20
 HUNG = "the run did not end within its bounds"
+"""Said by the watchdog, which ends each run a minute after its last bound: nobody here needs another clock."""
 SOURCES = (RETRY_QUEUE, "dlq.silent", "kept.silent")
 NEVER, LOGIN = None, Point("declare", 1, "before")
 FIRST, HALF = Point("delivery", 2, "before"), Point("delivery", 2, "within")
@@ -50,6 +50,12 @@ class Case(NamedTuple):
     point: Point | None
     code: int
     says: str
+    or_else: tuple[int, str] | None = None
+    """The other right ending, where it depends on which of two questions the broker is asked first."""
+
+    def is_right(self, code: int, said: str) -> bool:
+        endings = [(self.code, self.says), *([self.or_else] if self.or_else else [])]
+        return any(code == expected and words in said for expected, words in endings)
 
 
 DRAIN, INGEST, CHECK = ("drain",), ("ingest", "dlq.silent"), ("check", "kept.silent")
@@ -61,12 +67,15 @@ GROUPS = {
         for command in (DRAIN, INGEST, CHECK, LIFECYCLE, REPLAY, APPLY, PLAN, DOCTOR)
     ],
     "silent-after-the-login": [
+        # It sends all of its declarations before it waits for an answer.
+        Case(DRAIN, LOGIN, UNREACHABLE, "no answer to the declarations of the topology"),
         *(
             Case(command, LOGIN, UNREACHABLE, "no answer to queue_declare")
-            for command in (DRAIN, INGEST, CHECK, APPLY, PLAN, DOCTOR)
+            for command in (INGEST, CHECK, APPLY, PLAN, DOCTOR)
         ),
         # They ask for origins, and one that does not answer must not stop the others.
-        Case(LIFECYCLE, LOGIN, PARTIAL, '"origin-check-failed"'),
+        # Where the management API is too slow to be asked, the broker itself is asked before anything is claimed.
+        Case(LIFECYCLE, LOGIN, PARTIAL, '"origin-check-failed"', or_else=(UNREACHABLE, "no answer to channel.open")),
         Case(REPLAY, LOGIN, UNHEALTHY, "cannot be checked"),
     ],
     "silent-at-a-message": [
@@ -154,12 +163,12 @@ def test_every_job_ends_although_its_broker_falls_silent(scene: Scene, cases: li
                 lambda link=link, run=run: link.struck.is_set() or run.poll() is not None
             )
         for case, link, run in running:
-            out, err = run.communicate(timeout=ENDS_WITHIN)
+            out, err = run.communicate(timeout=HANGS_AFTER)
             said = out + err
-            is_right = run.returncode == case.code and case.says in said and HUNG not in err
+            is_right = case.is_right(run.returncode, said) and HUNG not in err
             if not is_right or (case.point is not None and not link.struck.is_set()):
                 problems.append((case, run.returncode, said[:900]))
-    assert not problems
+    assert not problems, "\n".join(map(str, problems))
     for queue in SOURCES:
         scene.team.await_depth(queue, MESSAGES)
     # What may have been sent waits for the end of its lease, under the same number; nothing else is held.

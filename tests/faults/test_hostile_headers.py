@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import oracle
 import pytest
+from drain_setup import LADDER, ORIGIN, set_stage, waiting
 from hostile import Hostile
 from rawamqp import AmqpError, Message, Peer, array, number, properties, table, text, timestamp
-from stage import LADDER, ORIGIN, set_stage, waiting
+from ready_store import make_tables
 
-from dlqbatch.deadstore import migrate
-from dlqbatch.wiring import Occasion, run
+from dlqbatch.jobs import RunOptions, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from drain_setup import Stage
     from rawamqp import Entry
-    from stage import Stage
 
     from scripts.servers.management import Management
 
@@ -151,9 +151,9 @@ def test_of_two_subscribers_who_get_an_id_that_the_publisher_wrote_each_failure_
         peer.reject("second")
         rounds(stage, peer, 2, 3)
         settings = stage.settings()
-        migrate.upgrade(settings.database_url.get_secret_value())
+        make_tables(settings.database_url.get_secret_value())
 
-        report = run("ingest", settings, Occasion()).as_dict()
+        report = run("ingest", settings, RunOptions()).as_dict()
 
         counts = {name: count for name, count in report["counts"].items() if count}
         assert counts == {"got": 2, "recorded": 2}
@@ -176,7 +176,7 @@ def test_who_may_publish_to_the_retry_queue_reaches_only_queues_that_our_own_log
         stage.drain(stage.settings())  # it declares, and knows so afterwards
         # As docs/permissions.md has it, for the origins alone.
         rights = {"configure": rf"^dlqbatch\.return\.{ORIGIN}$", "read": ".*"}
-        rights["write"] = rf"^(route-delay|dlq-exchange|dlqbatch\.return\.{ORIGIN}|{ORIGIN})$"
+        rights["write"] = rf"^(route-delay|retry-queue-\d+|dlq-exchange|dlqbatch\.return\.{ORIGIN}|{ORIGIN})$"
         management.put(f"permissions/{management.vhost.replace('/', '%2F')}/{stage.login}", rights)
         publish(
             peer,

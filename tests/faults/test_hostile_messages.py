@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import oracle
 import pytest
+from drain_setup import COPY, LADDER, ORIGIN, check_sum, set_stage, waiting
 from hostile import Hostile
 from rawamqp import PROPERTIES_MAX, Message, Peer, headers_of, named_properties, properties
-from stage import COPY, LADDER, ORIGIN, check_sum, set_stage, waiting
+from ready_store import make_tables
 
-from dlqbatch.deadstore import migrate
-from dlqbatch.wiring import Occasion, run
+from dlqbatch.jobs import RunOptions, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,8 +111,8 @@ def _store(stage: Any, peer: Peer, dead: list[Seen]) -> None:
     peer.publish(Message("", DEAD.encode(), seen.properties, seen.body) for seen in dead)
     settings = stage.settings(check_queues=DEAD, check_max_deaths=3)
     database = stage.variables["DLQBATCH_DATABASE_URL"]
-    migrate.upgrade(database)
-    reports = [run("check", settings, Occasion()).as_dict()]
+    make_tables(database)
+    reports = [run("check", settings, RunOptions()).as_dict()]
     peer.wait_for(lambda: peer.depth(DEAD) + peer.depth(FAILED) == len(dead), "all to be in two queues")
     assert reports[0]["counts"]["got"] == len(dead)
     assert reports[0]["counts"]["moved"] == peer.depth(FAILED) > 0
@@ -126,7 +126,7 @@ def _store(stage: Any, peer: Peer, dead: list[Seen]) -> None:
     assert not wrong, f"{len(wrong)}: {wrong[:3]}"
 
     peer.publish(Message("", DEAD.encode(), seen.properties, seen.body) for seen in checked.values())
-    reports.append(run("ingest", settings, Occasion()).as_dict())
+    reports.append(run("ingest", settings, RunOptions()).as_dict())
     with sqlite3.connect(database.removeprefix("sqlite:///")) as store:
         rows = store.execute("SELECT properties, body FROM dlq_messages").fetchall()
         notes = store.execute("SELECT count(*) FROM dlq_transitions WHERE from_status IS NOT NULL").fetchone()[0]
@@ -141,7 +141,7 @@ def _store(stage: Any, peer: Peer, dead: list[Seen]) -> None:
     wanted = {(ticket, seen.properties, seen.body) for ticket, seen in checked.items()}
     assert stored <= wanted
 
-    reports.append(run("lifecycle", settings, Occasion()).as_dict())
+    reports.append(run("lifecycle", settings, RunOptions()).as_dict())
     for report in reports[1:]:
         assert report["outcome"] in ("ok", "partial"), report
     for report in reports:

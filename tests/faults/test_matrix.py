@@ -30,6 +30,11 @@ SOME = (
     ("ingesting-restarted-at-once", "postgresql"),
     ("canary-killed-at-a-commit", "postgresql"),
     ("retaining-killed-at-a-commit", "sqlite"),
+    ("drain-default-exchange-killed-unacked", "classic"),
+    ("drain-way-back-deleted", "classic"),
+    ("ingest-republished-killed-unacked", "quorum"),
+    ("monitor-killed-when-told", "sqlite"),
+    ("replay-apply-killed", "postgresql"),
 )
 
 

@@ -11,7 +11,7 @@ A fault is a function of one module here whose name begins with `faults_`. It ma
         ...                                 # fill, start the job, break it, repeat the job until it is quiet
         return Count(messages=300, lost=0, changed=0, doubled=12, allowed=256)
 
-The name it is chosen by is the function's; the text is a row of the table in docs/reliability.md. `kinds` are the
+The name it is chosen by is the function's; the text is shown by `scripts/faults --list`. `kinds` are the
 queue types ("classic", "quorum") or stores ("postgresql", "sqlite") it is tried on; a round has one: `ground.kind`.
 `scripts/faults` calls the function `runs` times (or as --runs and --seconds say), each time with a virtual host of its
 own and another seed; a test in tests/faults calls `matrix.rounds.once(...)`.
@@ -24,6 +24,6 @@ the text and the reports noted by `ground.note` are kept.
 scenario     Count, fault: what a fault is, and the list of all
 ground       what a round stands on: a broker, a node that may be killed, a database, chance, a folder
 rounds       one round, or many; what they found
-page         docs/reliability.json and the table in docs/reliability.md
+page         docs/reliability.json, and its summary in docs/reliability.md
 __main__     the command line of scripts/faults
 """

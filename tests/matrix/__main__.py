@@ -38,12 +38,20 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help="rounds of each fault, in place of its own number")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no new round of a fault after so long")
     parser.add_argument("--seed", default=secrets.token_hex(4), help="repeat the rounds of this seed")
-    parser.add_argument("--write", action="store_true", help="put what was found into docs/reliability.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put what was found into docs/reliability.json and docs/reliability.md"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="break nothing, and write docs/reliability.md from docs/reliability.json"
+    )
     options = parser.parse_args()
     chosen = [one for one in faults().values() if not options.only or any(part in one.name for part in options.only)]
     if options.list:
         for one in chosen:
             _say(f"{one.name:45} {one.job:10} {','.join(one.kinds):20} {one.runs:4} runs  {one.title}")
+        return 0
+    if options.page:
+        page.write()
         return 0
     if not chosen:
         parser.error("no fault has such a name; --list shows all")

@@ -6,6 +6,7 @@ import struct
 import subprocess
 from typing import TYPE_CHECKING
 
+from program import HANGS_AFTER
 from rawamqp import Peer, _arguments, short
 
 from matrix.work import peer, wait
@@ -40,9 +41,11 @@ class Breaker(Peer):
 
 
 def control(node: RabbitNode, *words: str) -> bool:
-    """rabbitmqctl, which takes a second or two; True, which lets a link go on."""
+    """rabbitmqctl, which takes a second or two, or a minute on a busy machine; True, which lets a link go on."""
     command = [str(node.sbin / "rabbitmqctl"), "--node", node.name, *words]
-    done = subprocess.run(command, env=node.environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=node.environment, capture_output=True, text=True, timeout=HANGS_AFTER, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return True
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import drain_setup
 import oracle
-import stage
 
 from matrix.witness import judge
 from matrix.work import QUIET_WITHIN, peer, retried, under_way, wait
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from frame_link import FrameLink
     from rawamqp import Peer, Seen
 
@@ -19,14 +21,16 @@ if TYPE_CHECKING:
 
 class DrainWork:
     job = "drain"
-    sources = stage.LADDER
+    sources: Sequence[str] = drain_setup.LADDER
+    tier_ttls = "1h,1h,1h"
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
         self.expected: dict[bytes, Seen] = {}
-        setting = stage.set_stage(ground.url, ground.management, ground.folder, DLQBATCH_QUEUE_TYPE=ground.kind)
+        given = {"DLQBATCH_QUEUE_TYPE": ground.kind, "DLQBATCH_TIER_TTLS": self.tier_ttls}
+        setting = drain_setup.set_stage(ground.url, ground.management, ground.folder, **given)
         self.stage = ground.stack.enter_context(setting)
-        self.queues = (*stage.LADDER, *stage.PLACES, stage.COPY)
+        self.queues = (*drain_setup.LADDER, *drain_setup.PLACES, drain_setup.COPY)
 
     @property
     def messages(self) -> int:
@@ -35,7 +39,7 @@ class DrainWork:
     def fill(self, number: int) -> None:
         with peer(self.ground) as one:
             begin = len(self.expected)
-            self.expected |= stage.put(one, stage.ordinary(range(begin, begin + number)))
+            self.expected |= drain_setup.put(one, drain_setup.ordinary(range(begin, begin + number)))
 
     def command(self) -> list[str]:
         return ["drain"]
@@ -46,7 +50,7 @@ class DrainWork:
         return given | {"broker_url": f"{login}@{broker_url.rpartition('@')[2]}"}
 
     def finished(self, one: Peer) -> int:
-        return stage.arrived(one)
+        return drain_setup.arrived(one)
 
     def may_double(self, link: FrameLink | None) -> int:
         """What was published, and not acknowledged."""
@@ -56,20 +60,22 @@ class DrainWork:
         found: list[Seen] = []
 
         def all_there() -> bool:
-            self._run_until_empty()
+            self.run_until_empty()
             with peer(self.ground) as one:
-                found.extend(one.read(*stage.PLACES))
-                return len({seen_ticket(seen) for seen in found}) >= len(self.expected) and not stage.waiting(one)
+                found.extend(one.read(*drain_setup.PLACES))
+                return len({seen_ticket(seen) for seen in found}) >= len(self.expected) and not drain_setup.waiting(one)
 
         retried(all_there, within)
         return judge(
-            self.ground, self.expected, found, lambda before, after: stage._problems(self.stage, before, after)
+            self.ground, self.expected, found, lambda before, after: drain_setup._problems(self.stage, before, after)
         )
 
-    def _run_until_empty(self) -> None:
+    def run_until_empty(self, *queues: str) -> None:
+        """Drains in this process, until nothing waits in these queues of the ladder, or in any."""
+
         def is_empty() -> bool:
             with peer(self.ground) as one:
-                if not stage.waiting(one):
+                if not sum(map(one.depth, queues or drain_setup.LADDER)):
                     return True
             report = self.stage.drain(self.stage.settings())
             self.ground.note(report)

@@ -1,4 +1,4 @@
-"""The database itself: restarted, cutting, full, locked, out of connections, or with a stranger in the way."""
+"""The database is restarted, full, locked or read-only, ends sessions or statements, or has no connection left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run is killed: at each arrow of its work, and at any instant; or it is told to end."""
+"""The run is killed at each step of its work or at a random instant, or it is told to end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matrix.work import DONE, PARTIAL, peer, start, wait
 
 if TYPE_CHECKING:
     from matrix.ground import Ground
-    from matrix.work import Run
+    from matrix.work import Run, Work
 
 FEW, MANY = 200, 1_000
 KILLS = 5
@@ -31,8 +31,12 @@ ARROWS = {
 
 
 def killed(job: str, arrow: str, ground: Ground) -> Count:
+    return killed_at(work_of(job, ground, FEW), arrow)
+
+
+def killed_at(work: Work, arrow: str) -> Count:
     name, most, when = ARROWS[arrow][1:4]
-    work = work_of(job, ground, FEW)
+    ground = work.ground
     link = FrameLink(ground.url, Point(name, ground.random.randint(1, most), when))
     runs: list[Run] = []
 

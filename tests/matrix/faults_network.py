@@ -1,4 +1,4 @@
-"""The network between a run and its broker is cut, falls silent, is slow, or is reset in the middle of a frame."""
+"""The network between a run and its broker is cut, silent, slow, or reset in the middle of a frame."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The database, or the run, is lost at a commit of a job of the dead store: before it, or after it and unanswered.
+"""The run is killed, or its database connection is cut, at a commit of a job of the dead store.
 
-Which commit is chance; a run without a fault has told how many there are. So every arrow is met that leads into the
-database or out of it: committed before the ack, between claim and publish, between publish and record, in the middle
-of a canary, between a cold copy and a deletion.
+The fault comes before the commit, or after it and before its answer. Which commit is chance; a run without a fault has
+told how many there are. So every arrow is met that leads into the database or out of it: committed before the ack,
+between claim and publish, between publish and record, in the middle of a canary, between a cold copy and a deletion.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,9 +49,23 @@ class Fault:
     runs: int
     """Rounds of the longer run, for each kind and release."""
     remark: str
-    """What a reader of the table has to know."""
+    """What a reader of the results has to know."""
     breaks_node: bool
     """The broker itself is killed, stopped or reconfigured: it has to be a private one."""
+
+    @property
+    def what_breaks(self) -> str:
+        """One word for faults of the same kind: the name of the module that makes them, without `faults_`."""
+        return self._module.rpartition("faults_")[2].replace("_", " ")
+
+    @property
+    def breaks_in_words(self) -> str:
+        """The first paragraph of that module's docstring."""
+        return " ".join((sys.modules[self._module].__doc__ or self.what_breaks).partition("\n\n")[0].split())
+
+    @property
+    def _module(self) -> str:
+        return str(getattr(self.make, "func", self.make).__module__)
 
 
 _all: dict[str, Fault] = {}

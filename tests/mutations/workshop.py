@@ -103,7 +103,12 @@ def _pytest(folder: Path, tests: Sequence[str], patience: float = SECONDS) -> tu
     report = folder / "report.xml"
     # What the copy imports is the copy: an installed dlqbatch comes behind it. Set, and not only in pytest's own
     # settings, for the processes that the tests start.
-    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{folder / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, folder / "tests", folder / "tests" / "support"))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    # A fault may make a test wait for what never comes: it has to give up before its own time here is over.
+    environment["DLQBATCH_TEST_HANGS_AFTER"] = f"{SECONDS / 5:g}"
     check = "import dlqbatch, sys; sys.exit(not dlqbatch.__file__.startswith(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", check, str(folder)], cwd=folder, env=environment, check=True)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]

@@ -71,7 +71,7 @@ def line(stream: Written | io.StringIO) -> dict[str, Any]:
 
 def test_a_json_line_has_time_level_event_and_fields(stderr: Written) -> None:
     logs.configure("info", "json")
-    logs.get("dlqbatch.runs.drain").info(
+    logs.get("dlqbatch.drain.run").info(
         "run", job="drain", got=5, rate=1.5, done=True, none=None, event="rk", level="x"
     )
     entry = line(stderr)
@@ -81,7 +81,7 @@ def test_a_json_line_has_time_level_event_and_fields(stderr: Written) -> None:
     assert entry == {
         "level": "info",
         "event": "run",
-        "logger": "dlqbatch.runs.drain",
+        "logger": "dlqbatch.drain.run",
         "fields": {"job": "drain", "got": 5, "rate": 1.5, "done": True, "none": None, "event": "rk", "level": "x"},
     }
 
@@ -176,6 +176,13 @@ def test_long_values_long_lists_and_deep_ones_are_cut(stderr: Written) -> None:
         f"host=h password={CANARY} dbname=x",
         f"AWS_SECRET_ACCESS_KEY={CANARY}",
         f"amqp://u:{'x' * 600}{CANARY}@h",
+        f"password: {CANARY}, and so on",
+        f'{{"password": "{CANARY}", "user": "u"}}',
+        f"{{'db_passwd': '{CANARY} {CANARY}'}}",
+        f"pass={CANARY}",
+        f"X-Api-Key: {CANARY}",
+        f"Authorization: Bearer {CANARY}",
+        f"it sent a bearer {CANARY}{CANARY}.{CANARY}",
         SecretUrl(f"amqp://u:{CANARY}@h"),
         ValueError(f"bad amqp://u:{CANARY}@h"),
     ],
@@ -189,6 +196,18 @@ def test_passwords_are_masked_in_events_keys_values_and_traces(stderr: Written, 
     assert "***" in stderr.getvalue()
     assert CANARY not in stderr.getvalue()
     assert "xxxx" not in stderr.getvalue()
+
+
+def test_what_only_looks_a_little_like_a_secret_is_left() -> None:
+    assert logs.masked("key AKIAIOSFODNN7EXAMPLE of AWS") == "key *** of AWS"
+    for text in (
+        "the password is wrong for user u",
+        "dlqbatch.secret names prod/dlqbatch",
+        "a bearer of news",
+        "it passes: 12 of 12; bypass=1",
+        "token://h/x",
+    ):
+        assert logs.masked(text) == text
 
 
 def test_a_failure_brings_its_trace(stderr: Written) -> None:

@@ -13,14 +13,15 @@ from program import Program, client
 from serverless_template import COLD_KEY, JOBS, MINUTELY, REGION, SECRET_KEY, Stack, as_lambda, document
 
 from dlqbatch import settings
-from dlqbatch.cloud import emf
-from dlqbatch.cloud.events import Request, understand
+from dlqbatch.aws import metrics
+from dlqbatch.aws.events import Request, understand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
+ALARMS = "lambda.alarms.cloudwatch.amazonaws.com"
 HANDLE = (
     "import json, sys, handler\n"
     "class Context:\n"
@@ -124,20 +125,29 @@ def test_every_job_has_its_schedule_and_check_waits_until_it_is_wanted(stack: St
         assert understand(json.loads(event)) == Request(job)
 
 
-def invokers(stack: Stack, job: str) -> dict[str, dict[str, Any]]:
-    """By service: the condition under which it may invoke the function."""
+def invokers(stack: Stack, job: str) -> dict[str, list[dict[str, Any]]]:
+    """By service: the conditions under which it may invoke the function."""
     policy = json.loads(stack.client("lambda").get_policy(FunctionName=stack.function(job))["Policy"])
     assert {one["Action"] for one in policy["Statement"]} == {"lambda:InvokeFunction"}
-    return {one["Principal"]["Service"]: one["Condition"] for one in policy["Statement"]}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in policy["Statement"]:
+        found.setdefault(one["Principal"]["Service"], []).append(one["Condition"])
+    return found
+
+
+def by_alarms(*found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The conditions under which CloudWatch may invoke a function for these alarms, and for no others."""
+    ours = {"AWS:SourceAccount": "123456789012"}
+    return [{"ArnLike": {"AWS:SourceArn": one["AlarmArn"]}, "StringEquals": ours} for one in found]
 
 
 def test_each_rule_and_nothing_else_may_invoke_its_function(stack: Stack) -> None:
     for job in JOBS:
         rule, _ = schedule_of(stack, job)
         found = invokers(stack, job)
-        assert found.pop("events.amazonaws.com") == {"ArnLike": {"AWS:SourceArn": rule["Arn"]}}
-        deep = stack.name.endswith("prod") and job == "drain"
-        assert set(found) == ({"lambda.alarms.cloudwatch.amazonaws.com"} if deep else set())
+        assert found.pop("events.amazonaws.com") == [{"ArnLike": {"AWS:SourceArn": rule["Arn"]}}]
+        by_depth = stack.name.endswith("prod") and job in ("drain", "ingest")
+        assert set(found) == ({ALARMS} if by_depth else set())
 
 
 def alarms(stack: Stack) -> dict[str, dict[str, Any]]:
@@ -157,11 +167,37 @@ def test_a_deep_retry_queue_on_amazon_mq_invokes_drain_directly_and_may(prod: St
     assert (alarm["Period"], alarm["EvaluationPeriods"]) == (60, 1)
     drain = prod.client("lambda").get_function(FunctionName=prod.function("drain"))["Configuration"]["FunctionArn"]
     assert alarm["AlarmActions"] == [drain]
-    assert invokers(prod, "drain")["lambda.alarms.cloudwatch.amazonaws.com"] == {
-        "ArnLike": {"AWS:SourceArn": alarm["AlarmArn"]},
-        "StringEquals": {"AWS:SourceAccount": "123456789012"},
-    }
+    assert by_alarms(alarm)[0] in invokers(prod, "drain")[ALARMS]
     # What CloudWatch then sends is read back by test_cloud_events.py and run in test_lambda.py.
+
+
+def test_what_a_run_leaves_in_deep_queues_starts_the_next_one_on_any_broker(prod: Stack, dev: Stack) -> None:
+    """With the very namespace, name and dimensions that the program prints."""
+    found = alarms(prod)
+    for job in ("drain", "ingest"):
+        queues = {"a": {"found": 900, "left": 400}, "b": {"found": 200, "left": 100}}
+        told = {"outcome": "ok", "hit_bound": True, "queues": queues}
+        printed = json.loads(metrics.line("dlqbatch/prod", job, metrics.figures(told)))
+        (directive,) = printed["_aws"]["CloudWatchMetrics"]
+        (dimensions,) = directive["Dimensions"]
+        for name, period, times, statistic in (("deep", 60, 1, "Maximum"), ("stays-deep", 300, 3, "Minimum")):
+            alarm = found[f"{job}-{name}"]
+            assert alarm["Namespace"] == directive["Namespace"]
+            assert printed[alarm["MetricName"]] == [500]
+            assert {one["Name"]: one["Value"] for one in alarm["Dimensions"]} == {
+                name: printed[name] for name in dimensions
+            }
+            assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (500.0, "GreaterThanOrEqualToThreshold")
+            assert (alarm["Period"], alarm["EvaluationPeriods"], alarm["Statistic"]) == (period, times, statistic)
+            assert alarm["TreatMissingData"] == "notBreaching"
+        function = prod.client("lambda").get_function(FunctionName=prod.function(job))["Configuration"]["FunctionArn"]
+        assert found[f"{job}-deep"]["AlarmActions"] == [function]
+        stays = found[f"{job}-stays-deep"]
+        assert stays["AlarmActions"] == stays["OKActions"] == [prod.outputs["AlertTopic"]]
+    assert invokers(prod, "ingest")[ALARMS] == by_alarms(found["ingest-deep"])
+    drains = by_alarms(found["drain-deep"], found["retry-queue-deep"])
+    assert sorted(invokers(prod, "drain")[ALARMS], key=str) == sorted(drains, key=str)
+    assert [name for name in alarms(dev) if "deep" in name] == []
 
 
 def test_without_amazon_mq_there_is_no_alarm_on_its_queue(dev: Stack) -> None:
@@ -190,6 +226,8 @@ def test_who_is_on_call_hears_of_every_function_that_fails_is_throttled_or_does_
     assert unread["Dimensions"] == [{"Name": "QueueName", "Value": f"{stack.name}-failed-runs"}]
     assert unread["AlarmActions"] == [topic]
     if stack.name.endswith("prod"):
+        for job in ("drain", "ingest"):
+            del found[f"{job}-deep"], found[f"{job}-stays-deep"]
         assert found.pop("retry-queue-stays-deep")["AlarmActions"] == [topic]
         assert list(found) == ["retry-queue-deep"]
     else:
@@ -201,7 +239,7 @@ def test_who_is_on_call_hears_of_runs_that_leave_something_if_there_are_metrics(
     found = alarms(prod)
     for job in JOBS:
         alarm = found[f"{job}-partial"]
-        printed = json.loads(emf.line("dlqbatch/prod", job, emf.figures({"outcome": "partial"})))
+        printed = json.loads(metrics.line("dlqbatch/prod", job, metrics.figures({"outcome": "partial"})))
         (directive,) = printed["_aws"]["CloudWatchMetrics"]
         assert alarm["Namespace"] == directive["Namespace"]
         assert alarm["MetricName"] in {metric["Name"] for metric in directive["Metrics"]}

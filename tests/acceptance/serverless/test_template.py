@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from program import HANGS_AFTER
 from serverless_template import EVERYTHING, JOBS, ROOT, TEMPLATE, template, template_of
 
 
@@ -18,7 +19,7 @@ def test_the_template_passes_cfn_lint_at_every_stage_with_and_without_what_is_op
     found = [folder / stage / TEMPLATE for folder in (packages, tmp_path) for stage in ("dev", "prod")]
     assert [one for one in found if not one.is_file()] == []
     command = [Path(sys.executable).with_name("cfn-lint"), *map(str, found)]
-    linted = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    linted = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER, check=False)
     assert (linted.returncode, linted.stdout) == (0, ""), linted.stdout + linted.stderr
 
 

@@ -1,0 +1,101 @@
+"""One message as the broker delivered it, and what a run wants done with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.identity import header_digest, message_id_of
+
+STOPPED: Final = "stopped"
+"""Why a message was not published: its run, or the plan that it belongs to, was stopped just before."""
+
+
+class Receipt(Protocol):
+    """The channel that issued a delivery tag, and alone may settle it."""
+
+    queue: str
+
+    def settle(self, tag: int) -> None: ...
+    def hold(self, tag: int, reason: str | None) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Owned by the transfer until it is settled; the body stays in the frames it came in."""
+
+    receipt: Receipt
+    tag: int
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    properties: bytes = b""
+    """Flags and values, as they stood in the content header."""
+    body_size: int = 0
+    chunks: list[bytes] | None = field(default_factory=list)
+    """Payload and end mark of each body frame; None once there was no memory to keep them."""
+    resent: bool = False
+
+    def body(self) -> bytes:
+        """Joined from its frames, each without its end mark."""
+        return b"".join(chunk[:-1] for chunk in self.chunks or ())
+
+    def digest(self) -> str:
+        """The digest of body and message_id, as our header of that name holds it; the body is not copied."""
+        pieces = (memoryview(chunk)[:-1] for chunk in self.chunks or ())
+        return header_digest(message_id_of(self.properties), self.body_size, pieces)
+
+
+class Offer(NamedTuple):
+    """A message that a store has for the broker, as it was once delivered."""
+
+    tag: int
+    """Whatever the store knows it by."""
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
+
+
+class Route(NamedTuple):
+    """What a message is published with."""
+
+    exchange: str
+    key: str
+
+
+class Publish(NamedTuple):
+    """Publish, and settle the original once the broker has confirmed."""
+
+    id: str
+    route: Route
+    properties: bytes
+    counts_as: str
+    """The report's count that it adds to once it is confirmed."""
+    reason: str | None = None
+    origin: Origin | None = None
+    """Set on a return, which may be bound and sent once more."""
+
+
+class Hold(NamedTuple):
+    """Keep until the end of the run, then put it back."""
+
+    counts_as: str
+    reason: str | None = None
+
+
+class Gather(NamedTuple):
+    """Store together with others, and settle once the store has committed."""
+
+    kept: Any
+    """What the store keeps of the message; the body that was delivered is let go."""
+
+
+class AwaitOrigin(NamedTuple):
+    """Ask again once it is known whether the origin is there."""
+
+    origin: Origin
+
+
+Instruction = Publish | Hold | AwaitOrigin | Gather

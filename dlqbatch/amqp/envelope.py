@@ -1,0 +1,138 @@
+"""An immutable view of one delivered message, and the journey that our headers tell of it."""
+
+from __future__ import annotations
+
+from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
+from typing import Final, NamedTuple
+
+from dlqbatch.amqp import headers as names
+from dlqbatch.amqp.deaths import LATEST_TIME
+from dlqbatch.amqp.headers import Headers, scan
+from dlqbatch.amqp.properties import Properties, split
+from dlqbatch.amqp.returns import RETURN_PREFIX
+from dlqbatch.amqp.table import LONGEST_NAME, TEXT_TAGS, UnreadableTable, new, to_text
+
+
+class Origin(NamedTuple):
+    """Where a message failed; the queue is None when only exchange and key are known."""
+
+    queue: str | None
+    exchange: str | None
+    key: str
+
+    @property
+    def name(self) -> str:
+        """What a message is returned to; behind the default exchange the key is the queue."""
+        return self.queue if self.queue is not None else self.exchange or self.key
+
+
+class Journey(NamedTuple):
+    """What our headers say of a message; an empty id is one still to be given."""
+
+    id: str = ""
+    parent: str | None = None
+    retries: int | None = 0
+    trips: int = 0
+    origin: Origin | None = None
+    first_failed_at: int | None = None
+    attempt: int | None = None
+    expiration: str | None = None
+    digest: str | None = None
+    """The digest of the message that these headers were written for; None where a version before 0.1 wrote them."""
+    spoilt: str = ""
+    """The name of a count that is not valid; without it nobody knows how often the message was tried."""
+    is_new: bool = False
+    """Another message than our headers were written for: its publisher passed on the headers that it had received."""
+
+
+class Envelope(NamedTuple):
+    exchange: str
+    """The exchange it was delivered from, by the broker's word."""
+    routing_key: str
+    redelivered: bool
+    body_size: int
+    properties: Properties
+    headers: Headers | None
+    """None when the broker delivered a table that cannot be read."""
+
+
+def open_envelope(exchange: str, routing_key: str, redelivered: bool, body_size: int, properties: bytes) -> Envelope:
+    """Open a message; this never raises: one that cannot be read is an envelope without headers."""
+    try:
+        cut = split(properties)
+        headers = scan(cut.data, cut.table_start, cut.table_end)
+    except (UnreadableTable, IndexError, StructError):
+        cut = Properties(properties, 0, 2, 2, 2, len(properties), None, None)
+        return Envelope(exchange, routing_key, redelivered, body_size, cut, None)
+    return new(Envelope, (exchange, routing_key, redelivered, body_size, cut, headers))
+
+
+UNMARKED: Final = Journey()
+"""The journey of a message that carries no header of ours."""
+
+
+def journey_so_far(headers: Headers) -> Journey:
+    """What our own headers record; what is not valid of them is as if it were not there, and a count is named."""
+    if not headers.ours:
+        return UNMARKED
+    texts: dict[bytes, str] = {}
+    numbers: dict[bytes, int] = {}
+    spoilt = ""
+    range_of = _RANGES.get
+    for name, field in headers.ours.items():
+        tag, value = field
+        if name in _TEXTS:
+            if tag in TEXT_TAGS and len(value) <= LONGEST_NAME:
+                texts[name] = to_text(value)
+        elif (valid := range_of(name)) is not None:
+            number = field.as_timestamp() if name == names.FIRST_FAILED_AT else field.as_integer()
+            if number is not None and number in valid:
+                numbers[name] = number
+            elif name in _COUNTS:
+                spoilt = name.decode()
+    text_of, number_of = texts.get, numbers.get
+    recorded = (
+        text_of(names.ID, ""),
+        text_of(names.PARENT),
+        number_of(names.RETRIES, 0),
+        number_of(names.TRIPS, 0),
+        _origin(text_of(names.ORIGIN_QUEUE), text_of(names.ORIGIN_EXCHANGE), text_of(names.ORIGIN_KEY)),
+        number_of(names.FIRST_FAILED_AT),
+        number_of(names.ATTEMPT),
+        text_of(names.EXPIRATION),
+        # A digest that is not valid agrees with no message.
+        text_of(names.DIGEST, "") if names.DIGEST in headers.ours else None,
+        spoilt,
+        False,
+    )
+    return new(Journey, recorded)
+
+
+_TEXTS: Final = frozenset(
+    (
+        names.ID,
+        names.PARENT,
+        names.EXPIRATION,
+        names.DIGEST,
+        *(names.ORIGIN_QUEUE, names.ORIGIN_EXCHANGE, names.ORIGIN_KEY),
+    )
+)
+_COUNTS: Final = (names.RETRIES, names.TRIPS)
+_RANGES: Final = {
+    names.RETRIES: range(2**63),
+    names.TRIPS: range(2**63),
+    names.ATTEMPT: range(1, 2**63),
+    names.FIRST_FAILED_AT: range(LATEST_TIME + 1),
+}
+
+
+def _origin(queue: str | None, exchange: str | None, key: str | None) -> Origin | None:
+    if key is None:
+        return None
+    if exchange is not None and exchange.startswith(RETURN_PREFIX):
+        # Ours are a way back, never a place where a message failed.
+        exchange = None
+    # Behind the default exchange the key is the queue. An empty name stands for none at all: the broker would take
+    # it for the queue that was declared last.
+    queue = queue or (key if exchange == "" else None) or None
+    return Origin(queue, exchange, key) if queue or exchange else None

@@ -1,0 +1,268 @@
+"""Where a message on a first-stage source failed, and whose word that is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from dlqbatch.amqp.deaths import Death, newest_death
+from dlqbatch.amqp.envelope import UNMARKED, Envelope, Journey, Origin, journey_so_far, open_envelope
+from dlqbatch.amqp.headers import DEAD_AT, MASSTRANSIT_ADDRESS, NSERVICEBUS_QUEUE, SPRING_EXCHANGE, SPRING_KEY, Headers
+from dlqbatch.amqp.identity import Digest, Identity, identity_of, own_journey
+from dlqbatch.amqp.returns import RETURN_PREFIX, return_exchange
+from dlqbatch.amqp.table import LONGEST_NAME, Field, new, to_bytes
+
+_SAME: Final = Identity.SAME
+_LINE_END: Final = re.compile(r"[\r\n]").search
+_REPLY_QUEUE: Final = "amq.rabbitmq.reply-to"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whose word counts: our own topology's deaths do not, a client's only for the origins listed."""
+
+    own_queues: frozenset[str] = frozenset()
+    own_exchanges: frozenset[str] = frozenset()
+    origins_allowed: tuple[str, ...] = ()
+    """Queue or exchange names, or wildcards with `*`."""
+    last_death: bool = False
+    """The broker is 4.0 or later: it writes x-last-death-* itself, and nothing of an x-death that a client sent."""
+
+    def allows(self, origin: Origin) -> bool:
+        name = origin.name
+        return any(_wildcard(pattern).fullmatch(name) for pattern in self.origins_allowed)
+
+    def is_ours(self, origin: Origin) -> bool:
+        """It is part of our topology, so that a message returned there would only come back."""
+        exchange = origin.exchange
+        if origin.queue is None and exchange:
+            return exchange in self.own_exchanges or exchange.startswith(RETURN_PREFIX)
+        return origin.name in self.own_queues
+
+    def way_back(self, origin: Origin | None, *, to_queue: bool) -> Origin | None:
+        """Where a message that failed there is returned, to its queue or through its exchange; None if nowhere."""
+        if origin is None or self.is_ours(origin) or not is_addressable(origin):
+            return None
+        # Behind the default exchange the key is a queue's name, and behind one of ours is our own retry queue.
+        through_exchange = not to_queue and origin.exchange and origin.exchange not in self.own_exchanges
+        return origin._replace(queue=None) if through_exchange else origin
+
+    def vouched(self, found: Found) -> Origin:
+        """The origin, without an exchange or key that only headers name which whoever may publish can write.
+
+        Matters where a message is returned through its exchange, for that would let them publish wherever we may. It is
+        as good as the broker's word: before 4.0 that adds to a client's death, and leaves its exchange and keys. What
+        came back through our return exchange carries what we wrote when it was sent.
+        """
+        origin, identity, death = found
+        exchange = origin.exchange
+        if origin.queue is None or exchange is None:
+            return origin
+        is_told = death is not None and (death.exchange, death.routing_key) == (exchange, origin.key)
+        is_ours = death is not None and identity is Identity.SAME and death.exchange == return_exchange(origin.queue)
+        known = is_told or is_ours or self.allows(Origin(None, exchange, origin.key))
+        return origin if known else origin._replace(exchange=None)
+
+
+class Found(NamedTuple):
+    origin: Origin
+    identity: Identity
+    """What the message is to the one that our headers were written for."""
+    death: Death | None = None
+
+
+class Unknown(NamedTuple):
+    why: str = ""
+    identity: Identity = Identity.SAME
+
+
+def find_origin(  # noqa: PLR0911  (one return for each way in which an origin is known)
+    envelope: Envelope, headers: Headers, journey: Journey, trust: Trust, digest: Digest
+) -> Found | Unknown:
+    """The broker's newest death, else what a client claims if that is allowed, else an alternate exchange."""
+    death = newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)
+    if death is not None:
+        found = from_death(death, journey, digest)
+        if is_addressable(found.origin):
+            return found
+        return Unknown("no queue or exchange can have such a name", found.identity)
+    published_to = envelope.exchange
+    claim = _claim(headers.claims, journey, digest)
+    if claim is not None and not is_addressable(claim.origin):
+        claim = None
+    if claim is not None and trust.is_ours(claim.origin):
+        return Unknown(f"'{claim.origin.name}' belongs to dlqbatch itself", claim.identity)
+    if claim is not None and trust.allows(claim.origin):
+        return claim
+    is_foreign = published_to and published_to not in trust.own_exchanges and not published_to.startswith(RETURN_PREFIX)
+    if is_foreign and (not headers.claims or (claim is not None and claim.origin.exchange == published_to)):
+        # It was unroutable there and came through an alternate exchange; no client says that it failed elsewhere.
+        there = Origin(None, published_to, envelope.routing_key)
+        is_known = journey.origin is None or journey.origin.queue is None
+        identity = identity_of(journey, there, digest) if is_known else Identity.OTHER
+        return Found(there, identity)
+    if claim is not None:
+        return Unknown(
+            f"'{claim.origin.name}' is named by headers that a client wrote, "
+            "and dlqbatch.origins.allowed does not list it",
+            claim.identity,
+        )
+    return Unknown()
+
+
+def is_addressable(origin: Origin) -> bool:
+    """The broker could hold such names; a forged one would end the run when it is asked for."""
+    queue, exchange, key = origin.queue or "", origin.exchange or "", origin.key
+    # Line ends are taken out of a name that is declared, and not out of one that is published to.
+    if not (queue.isprintable() and exchange.isprintable()) and _LINE_END(f"{queue}{exchange}"):
+        return False
+    # Asked for one of these, the broker's own process ends, and with it the connection.
+    if (queue or exchange or key).startswith(_REPLY_QUEUE):
+        return False
+    if queue.isascii() and exchange.isascii() and key.isascii():
+        # As nearly all are: a character is a byte.
+        return len(queue) <= LONGEST_NAME and len(exchange) <= LONGEST_NAME and len(key) <= LONGEST_NAME
+    return _is_name(queue) and _is_name(exchange) and len(to_bytes(key)) <= LONGEST_NAME
+
+
+def _is_name(name: str) -> bool:
+    return len(name) <= LONGEST_NAME and (name.isascii() or _is_utf8_name(name))
+
+
+def _is_utf8_name(name: str) -> bool:
+    try:
+        return len(name.encode()) <= LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
+
+
+def place_of(death: Death) -> Origin:
+    exchange = None if death.exchange.startswith(RETURN_PREFIX) else death.exchange
+    return new(Origin, (death.queue, exchange, death.routing_key))
+
+
+def from_death(death: Death, journey: Journey, digest: Digest) -> Found:
+    """Where the broker says that it failed; of a message that came back, with what was recorded before its return."""
+    place = place_of(death)
+    if journey is UNMARKED:
+        # As of most first failures.
+        return new(Found, (place, _SAME, death))
+    queue, exchange, key = death.queue, death.exchange, death.routing_key
+    identity = identity_of(journey, new(Origin, (queue, exchange, key)), digest)
+    recorded = journey.origin
+    if recorded is not None and identity is Identity.SAME:
+        # A return through another exchange or key must not overwrite what was recorded.
+        kept = recorded.exchange if recorded.exchange is not None else place.exchange
+        place = Origin(queue, kept, recorded.key)
+    return Found(place, identity, death)
+
+
+def _claim(claims: Mapping[bytes, Field], journey: Journey, digest: Digest) -> Found | None:
+    """What a client's headers say; it is the recorded origin if it names that or the way back to it."""
+    recorded, named = journey.origin, _named(claims)
+    if named is None:
+        if recorded is None:
+            return None
+        # It says no more than our own headers do.
+        return Found(recorded, identity_of(journey, Origin(recorded.queue, None, ""), digest))
+    identity = identity_of(journey, named, digest)
+    if recorded is None:
+        return Found(named, identity)
+    if identity is Identity.SAME:
+        return Found(recorded, identity)
+    if recorded.queue is not None and named.exchange == return_exchange(recorded.queue):
+        named = Origin(recorded.queue, None, named.key)
+    return Found(named, identity)
+
+
+def _named(claims: Mapping[bytes, Field]) -> Origin | None:
+    exchange = _text(claims, SPRING_EXCHANGE)
+    if exchange is not None:
+        key = _text(claims, SPRING_KEY) or ""
+        # Published to the default exchange, the key is the queue.
+        return Origin(None, exchange, key) if exchange else Origin(key, "", key) if key else None
+    queue = _text(claims, NSERVICEBUS_QUEUE)
+    if queue is not None:
+        queue = queue.split("@", 1)[0]
+    else:
+        address = _text(claims, MASSTRANSIT_ADDRESS)
+        queue = _queue_of_address(address) if address is not None else None
+    return Origin(queue, None, queue) if queue else None
+
+
+def _queue_of_address(address: str) -> str | None:
+    """rabbitmq://host/virtual-host/queue?options, or queue:name."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return None
+    return unquote(parts.path.rsplit("/", 1)[-1]) or None
+
+
+def _text(claims: Mapping[bytes, Field], name: bytes) -> str | None:
+    field = claims.get(name)
+    return None if field is None or len(field.value) > _LONGEST_CLAIM else field.as_text()
+
+
+# An address of more bytes is not taken apart; a name in it is measured on its own.
+_LONGEST_CLAIM: Final = 4096
+
+
+@lru_cache(maxsize=256)
+def _wildcard(pattern: str) -> re.Pattern[str]:
+    # Only `*` is special: brackets and question marks are ordinary characters in a queue's name.
+    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)
+
+
+def is_malformed(journey: Journey, found: Found | Unknown) -> bool:
+    """Whether a count in our headers is not valid, and the headers were written for this message."""
+    return bool(journey.spoilt) and (isinstance(found, Unknown) or found.identity is Identity.SAME)
+
+
+def salvaged_journey(headers: Headers, journey: Journey, trust: Trust, new_id: Callable[[], str]) -> Journey:
+    """The journey of a message with a malformed count: its id and trips, and the origin by the broker's word alone.
+
+    Without retries our headers stay in it as they are, as evidence.
+    """
+    death = newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)
+    origin = place_of(death) if death is not None else None
+    is_known = origin is not None and is_addressable(origin)
+    return Journey(id=journey.id or new_id(), retries=None, trips=journey.trips, origin=origin if is_known else None)
+
+
+_FROM_NOWHERE: Final = open_envelope("", "", False, 0, b"")
+"""The exchange that a dead-letter queue got a message from is not where it failed."""
+
+
+class Failed(NamedTuple):
+    """A dead letter by what is known of it."""
+
+    journey: Journey
+    """The message's own journey; only the trips count where our headers were written for another message."""
+    origin: Origin | None
+    death: Death | None
+    """The broker's word; None where our own headers say all there is."""
+
+
+def failed_at(headers: Headers, trust: Trust, digest: Digest) -> Failed:
+    """Who it is, and where it failed.
+
+    What a drain or a consumer of ours put into the dead-letter queue is what its headers say: it left the broker's
+    deaths behind. A death that it has all the same is newer. With neither, what a client claims counts where the drain
+    would honour it.
+    """
+    journey = journey_so_far(headers)
+    death = newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)
+    if death is not None:
+        found = from_death(death, journey, digest)
+        own = own_journey(journey, found.identity)
+        return Failed(own, found.origin, death) if is_addressable(found.origin) else Failed(own, own.origin, None)
+    if headers.claims and DEAD_AT not in headers.ours:
+        claimed = find_origin(_FROM_NOWHERE, headers, journey, trust, digest)
+        own = own_journey(journey, claimed.identity)
+        return Failed(own, claimed.origin if isinstance(claimed, Found) else own.origin, None)
+    return Failed(journey, journey.origin, None)

@@ -1,0 +1,179 @@
+"""How the broker is reached: its addresses, its certificates, and connecting to the first host that answers."""
+
+from __future__ import annotations
+
+import math
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from pika import ConnectionParameters, PlainCredentials, SSLOptions
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
+
+from dlqbatch import logs
+from dlqbatch.broker.connection import Connection
+from dlqbatch.errors import BrokerUnreachable, LoginRefused, SettingsError
+
+if TYPE_CHECKING:
+    # A worker needs no settings, and a drain that finds nothing no HTTP.
+    from dlqbatch.broker.management import Api
+    from dlqbatch.broker.transfer import Bounds
+    from dlqbatch.settings import Settings
+
+_log = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the broker is and how to speak to it."""
+
+    urls: Sequence[str]
+    connect_timeout: float = 10.0
+    heartbeat: int = 20
+    blocked_timeout: float = 20.0
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_verify: bool = True
+    name: str = "dlqbatch"
+    end_at: float = math.inf
+    """When the connection has to be closed at the latest, on the monotonic clock."""
+
+
+def access_to(settings: Settings, name: str, bounds: Bounds | None = None) -> Access:
+    """How the settings reach the broker; with the bounds of a run, nothing is waited for after its end."""
+    timeout = settings.connect_timeout_seconds
+    return Access(
+        urls=settings.broker_urls,
+        connect_timeout=timeout if bounds is None else max(min(timeout, bounds.stop_at - time.monotonic()), 0.1),
+        end_at=math.inf if bounds is None else bounds.end_at,
+        heartbeat=settings.heartbeat_seconds,
+        blocked_timeout=settings.blocked_timeout_seconds,
+        name=name,
+        **_tls_options(settings),
+    )
+
+
+def management_api(settings: Settings, *, quickly: bool = False) -> Api:
+    """The management API at its own address, else at the host of the first broker address.
+
+    `quickly`: for a run that can do without an answer, and must not wait long for one.
+    """
+    # HTTP and the headers of e-mail, which most runs of a drain never need.
+    from dlqbatch.broker.management import ANSWERS_WITHIN, QUICKLY, Api  # noqa: PLC0415  (loads HTTP)
+
+    url = settings.management_url.get_secret_value() if settings.management_url else None
+    timeout = QUICKLY if quickly else ANSWERS_WITHIN
+    return Api(settings.broker_urls[0], url, timeout=timeout, **_tls_options(settings))
+
+
+def _tls_options(settings: Settings) -> dict[str, Any]:
+    files = ("tls_ca_file", "tls_cert_file", "tls_key_file")
+    paths = {name: path and str(path) for name in files for path in [getattr(settings, name)]}
+    return paths | {"tls_verify": settings.tls_verify}
+
+
+def broker_parameters(settings: Settings, name: str) -> list[ConnectionParameters]:
+    """Parameters for a client of pika's own, such as the demo's consumers."""
+    access = access_to(settings, name)
+    return [parameters(url, access, access.connect_timeout) for url in access.urls]
+
+
+def connect(access: Access) -> Connection:
+    """The first of the hosts that answers, tried in turn until the time is up."""
+    deadline = time.monotonic() + access.connect_timeout
+    attempts = Retrying(
+        stop=stop_before_delay(access.connect_timeout),
+        wait=wait_random_exponential(multiplier=0.2, max=2),
+        retry=retry_if_exception(
+            lambda error: isinstance(error, BrokerUnreachable) and not isinstance(error, LoginRefused)
+        ),
+        before_sleep=_log_first_failure,
+        reraise=True,
+    )
+    return attempts(connect_once, access, deadline)
+
+
+def _log_first_failure(attempt: RetryCallState) -> None:
+    """The last one's error is raised to the caller, which logs it."""
+    error = attempt.outcome.exception() if attempt.outcome is not None else None
+    if attempt.attempt_number == 1 and isinstance(error, BrokerUnreachable):
+        _log.info("the broker cannot be reached yet, trying again", where=error.where, why=error.why)
+
+
+def connect_once(access: Access, deadline: float) -> Connection:
+    """The first of the hosts that answers, each tried once."""
+    failures: list[BrokerUnreachable] = []
+    for tried, url in enumerate(access.urls):
+        # One host that takes the connection and stays silent must leave time for the others.
+        part = (deadline - time.monotonic()) / (len(access.urls) - tried)
+        try:
+            return Connection(parameters(url, access, max(part, 0.5)), access.end_at)
+        except BrokerUnreachable as error:
+            failures.append(error)
+    raise _all_of(failures)
+
+
+def _all_of(failures: Sequence[BrokerUnreachable]) -> BrokerUnreachable:
+    """One error with what each address said; it is LoginRefused if one of them refused the login."""
+    if not failures:
+        return BrokerUnreachable("?", "no broker URL is set")
+    if len(failures) == 1:
+        return failures[0]
+    kind = LoginRefused if any(isinstance(failure, LoginRefused) for failure in failures) else BrokerUnreachable
+    why = "; ".join(f"{failure.where}: {failure.why}" for failure in failures)
+    return kind(f"any of {len(failures)} addresses", why)
+
+
+def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters:
+    parts = urlsplit(url)
+    host = parts.hostname or "localhost"
+    tls = None
+    if parts.scheme == "amqps":
+        files = access.tls_ca_file, access.tls_cert_file, access.tls_key_file
+        tls = SSLOptions(tls_context(*files, verify=access.tls_verify), host)
+    return ConnectionParameters(
+        host=host,
+        port=parts.port or (5671 if tls else 5672),
+        virtual_host=unquote(parts.path[1:]) or "/",
+        credentials=PlainCredentials(unquote(parts.username or "guest"), unquote(parts.password or "guest")),
+        heartbeat=access.heartbeat,
+        blocked_connection_timeout=access.blocked_timeout,
+        socket_timeout=seconds,
+        stack_timeout=seconds,
+        ssl_options=tls,
+        client_properties={"connection_name": access.name, "product": "dlqbatch"},
+    )
+
+
+def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None, *, verify: bool) -> ssl.SSLContext:
+    """SettingsError names the file that cannot be used."""
+    try:
+        made = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise SettingsError(f"tls_ca_file {ca_file} cannot be used: {_tls_problem(error)}.") from error
+    if not verify:
+        made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    if cert_file:
+        files = f"tls_cert_file {cert_file}" + (f" with tls_key_file {key_file}" if key_file else "")
+
+        def ask() -> NoReturn:
+            # Else OpenSSL asks whoever sits at the terminal, and a run from cron waits for ever.
+            raise SettingsError(f"{files} cannot be used: the key is encrypted; give it without a passphrase.")
+
+        try:
+            made.load_cert_chain(cert_file, key_file, password=ask)
+        except OSError as error:
+            raise SettingsError(f"{files} cannot be used: {_tls_problem(error)}.") from error
+    return made
+
+
+def _tls_problem(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key is not that of the certificate"
+        return "it holds no certificate or key in PEM form" if error.reason in (None, "NO_START_LINE") else error.reason
+    return error.strerror or str(error)

@@ -1,0 +1,113 @@
+"""Which queues are quorum queues and which are streams: no method of AMQP asks for it, but a refusal names it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from dlqbatch import logs
+from dlqbatch.broker.answers import NOT_FOUND, PRECONDITION_FAILED
+from dlqbatch.broker.connection import Connection, NoAnswer
+from dlqbatch.errors import BrokerUnreachable, ChannelRefused, SettingsError, TopologyMismatch
+
+if TYPE_CHECKING:
+    # A drain that finds nothing needs no HTTP.
+    from dlqbatch.broker.management import Api
+
+_log = logs.get(__name__)
+
+_KNOWN_TYPES: Final = ("classic", "quorum", "stream")
+# Before this end of a refusal stand names, which anybody may choose; a text that was cut ends with dots.
+_TYPE: Final = re.compile(r" of queue type (?:rabbit_)?(?P<type>\w+?)(?:_queue)?\Z")
+# Nothing but a stream is said to be only on other nodes; a get from it ends the connection all the same.
+_STREAM_ELSEWHERE: Final = re.compile(
+    r"\w+ - queue '.*' does not have a (?:running )?replica on the local node", re.DOTALL
+)
+_CUT_OFF: Final = "cut off"
+"""The type of a queue whose name is so long that the refusal has no room for the type."""
+
+
+def quorum_queues(
+    connection: Connection,
+    queues: Iterable[str],
+    *,
+    otherwise: bool,
+    cut_off: bool | None = None,
+    known: Mapping[str, str] | None = None,
+    refuse_streams: bool = False,
+) -> frozenset[str]:
+    """Which of these are quorum queues; `otherwise` is the answer where the broker does not say.
+
+    `cut_off`, if it is another one, is the answer for queues that may be used, but have too long a name. `known` are
+    types that the management API has told: those queues are not asked for. With `refuse_streams` a stream is a
+    SettingsError: a get from it ends the connection, and with it what is taken from every other queue.
+    """
+    types = _types(connection, queues, known or {})
+    streams = [queue for queue, kind in types.items() if kind == "stream"]
+    if streams and refuse_streams:
+        raise SettingsError(
+            *(f"'{queue}' is a stream, and from a stream no message can be taken away" for queue in streams),
+            "nothing was looked at or moved; leave streams out of the queues that are named",
+        )
+    answers = {None: otherwise, _CUT_OFF: otherwise if cut_off is None else cut_off}
+    return frozenset(queue for queue, kind in types.items() if answers.get(kind, kind == "quorum"))
+
+
+def types_by_api(api: Api, queues: Iterable[str]) -> dict[str, str]:
+    """The types of these queues, as far as the management API answers; after one failure it is not asked again."""
+    found: dict[str, str] = {}
+    for queue in queues:
+        try:
+            answer = api.ask("queues", api.vhost, queue, query="columns=type").content
+        except (BrokerUnreachable, UnicodeEncodeError) as failure:
+            if getattr(failure, "code", None) != NOT_FOUND:
+                _log.info("the management API does not tell the types of queues", why=str(failure))
+                break
+            continue
+        kind = answer.get("type") if isinstance(answer, dict) else None
+        if kind in _KNOWN_TYPES:
+            found[queue] = kind
+    return found
+
+
+def compare_types(connection: Connection, queues: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+    """The types of these queues, whose wanted types are given; TopologyMismatch if one is of another type.
+
+    Where the broker does not tell, the type is taken to be the wanted one.
+    """
+    for queue, kind in _types(connection, queues, known).items():
+        if kind in _KNOWN_TYPES and kind != queues[queue]:
+            raise TopologyMismatch("queue", queue, "x-queue-type", kind, queues[queue])
+    return dict(queues)
+
+
+def _types(connection: Connection, queues: Iterable[str], known: Mapping[str, str]) -> dict[str, str | None]:
+    """The type of each queue; None if it is refused to us or not there, _CUT_OFF if the text was cut before the type.
+
+    The refusal of a consumer that only a stream can serve names the type; declaring the queue as another type would say
+    it only if no other argument differed. Each refusal stands in the broker's log.
+    """
+    found: dict[str, str | None] = {}
+    for queue in queues:
+        if queue in known:
+            found[queue] = known[queue]
+            continue
+        try:
+            with connection.scratch_for(queue) as scratch:
+                scratch.call("basic_qos", prefetch_count=1)
+                # Only a stream accepts this consumer, and what a stream sends is not taken away by that.
+                offset = {"x-stream-offset": "next"}
+                scratch.call("basic_consume", queue=queue, on_message_callback=lambda *_: None, arguments=offset)
+            found[queue] = "stream"
+        except ChannelRefused as refused:
+            named = _TYPE.search(refused.text)
+            if named is not None:
+                found[queue] = named["type"]
+            elif _STREAM_ELSEWHERE.fullmatch(refused.text) is not None:
+                found[queue] = "stream"
+            else:
+                found[queue] = _CUT_OFF if refused.code == PRECONDITION_FAILED else None
+        except NoAnswer:
+            found[queue] = _CUT_OFF
+    return found

@@ -1,1 +1,0 @@
-"""Alembic's side of the schema; `dlqbatch.deadstore.migrate` drives it."""

@@ -1,0 +1,211 @@
+"""The broker itself, our rights on it, and our own topologies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from shlex import quote
+from typing import Final
+
+from dlqbatch.amqp.returns import RETURN_PREFIX
+from dlqbatch.broker.answers import LIMITS_DELIVERIES
+from dlqbatch.broker.facts import BindingFacts, BrokerFacts, QueueFacts, listed
+from dlqbatch.doctor import commands
+from dlqbatch.doctor.facts import Deployment, Part
+from dlqbatch.doctor.findings import Code, Finding
+
+OLDEST: Final = (3, 13)
+# Seconds by which two clocks may differ.
+SKEW: Final = 30.0
+_UNLIMITED: Final = ("x-delivery-limit", -1)
+_TTL: Final = "x-message-ttl"
+# The name by which the broker checks permissions on the default exchange.
+_DEFAULT_EXCHANGE: Final = "amq.default"
+
+
+def examine(broker: BrokerFacts, deployment: Deployment) -> Iterator[Finding]:
+    where = f"virtual host '{broker.vhost}'"
+    for alarm in broker.alarms:
+        what = f"{alarm}: until it is over the broker takes no message, so that no run can move one"
+        yield Finding(
+            Code.ALARM, "broker", what, "rabbitmq-diagnostics alarms && rabbitmq-diagnostics memory_breakdown"
+        )
+    if broker.version and broker.version < OLDEST:
+        number = ".".join(map(str, broker.version))
+        what = f"RabbitMQ {number} gets no more fixes; go to 3.13 with every feature flag enabled, then to 4"
+        yield Finding(Code.OLD_BROKER, "broker", what, "rabbitmqctl enable_feature_flag all")
+    if broker.skew is not None and abs(broker.skew) > SKEW:
+        yield Finding(Code.CLOCK_SKEW_BROKER, "broker", f"its clock is {ahead(broker.skew)} ours", SYNCHRONISE)
+    if broker.silent is not None:
+        what = f"{broker.silent}. Without it queues, bindings and policies cannot be looked at, nor wildcards be used"
+        yield Finding(
+            Code.MANAGEMENT_SILENT,
+            broker.api,
+            what,
+            f"rabbitmqctl set_user_tags {quote(broker.user)} management"
+            if broker.may_not_ask
+            else "rabbitmq-plugins enable rabbitmq_management",
+        )
+    yield from _rights(broker, deployment, where)
+    if broker.change_left_behind:
+        what = "a change of a delay was cut off: until it is finished no run declares anything"
+        yield Finding(Code.DELAY_CHANGE_UNFINISHED, where, what, "dlqbatch topology apply --change-ttl")
+    for part in deployment.parts:
+        yield from _part(broker, part)
+    yield from _ingest(broker, deployment, where)
+    yield from _deprecated(broker)
+
+
+SYNCHRONISE: Final = "sudo timedatectl set-ntp true"
+
+
+def ahead(skew: float) -> str:
+    return f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'}"
+
+
+def _rights(broker: BrokerFacts, deployment: Deployment, where: str) -> Iterator[Finding]:
+    for right in ("read", "write"):
+        names = [f"{one.kind} '{one.name}'" for one in broker.refused if one.right == right]
+        if names:
+            what = f"the user '{broker.user}' may not {right} {', '.join(names)}"
+            yield Finding(Code.PERMISSION_MISSING, where, what, _grant(broker, deployment))
+    has = broker.permissions
+    if has is None:
+        return
+    sample = f"{RETURN_PREFIX}q"
+    lacking = [
+        right
+        for right, pattern in (("configure", has.configure), ("write", has.write), ("read", has.read))
+        if not _allows(pattern, sample)
+    ]
+    if lacking:
+        how = (
+            "so messages go back through the default exchange, under the queue's name"
+            if _allows(has.write, _DEFAULT_EXCHANGE)
+            else "nor write to the default exchange, so no message can go back to its origin"
+        )
+        what = f"the user '{broker.user}' may not {' or '.join(lacking)} the exchanges dlqbatch.return.*, {how}"
+        yield Finding(Code.RETURN_PERMISSION_MISSING, where, what, _grant(broker, deployment))
+
+
+def _allows(pattern: str, name: str) -> bool:
+    try:
+        return bool(pattern) and re.search(pattern, name) is not None
+    except re.error:
+        return True  # the broker's expressions can do more than ours; better no finding than a wrong one
+
+
+def _grant(broker: BrokerFacts, deployment: Deployment) -> str:
+    """What docs/permissions.md grants, beside what the user may do now."""
+    has, back = broker.permissions, r"^dlqbatch\.return\..*$"
+    configure, write, read = ("", "", "") if has is None else (has.configure, has.write, has.read)
+    written = {exchange or _DEFAULT_EXCHANGE for exchange, _ in deployment.written}
+    written |= {one.name or _DEFAULT_EXCHANGE for one in broker.refused if one.right == "write"}
+    reads = deployment.read | {one.name for one in broker.refused if one.right == "read"}
+    lacking = {name for name in written if not _allows(write, name)}
+    unread = {name for name in reads if not _allows(read, name)}
+    new_write = commands.wider(write, lacking) if lacking else write
+    new_read = commands.wider(read, unread) if unread else read
+    sample = f"{RETURN_PREFIX}q"
+    return commands.set_permissions(
+        broker,
+        configure if _allows(configure, sample) else _or(configure, back),
+        new_write if _allows(new_write, sample) else _or(new_write, back),
+        new_read if _allows(new_read, sample) else _or(new_read, back),
+    )
+
+
+def _or(pattern: str, other: str) -> str:
+    return other if pattern in {"", "^$"} else f"{pattern}|{other}"
+
+
+def _part(broker: BrokerFacts, part: Part) -> Iterator[Finding]:
+    where = f"topology '{part.name}'"
+    wanted = {("exchange", name) for name in part.exchanges} | {("queue", name) for name in part.queues}
+    missing = wanted & broker.missing
+    if missing == wanted:
+        what = "nothing of it is on the broker; the first drain declares it, if it may"
+        yield Finding(Code.TOPOLOGY_NOT_APPLIED, where, what, commands.APPLY)
+        return
+    unbound: list[BindingFacts] = []
+    if broker.map is not None:
+        there = frozenset(broker.map.bindings)
+        unbound = [one for one in part.bindings if one not in there and not _relayed(broker, one)]
+    if missing:
+        what = f"not on the broker: {listed(name for _, name in missing)}"
+        yield Finding(Code.TOPOLOGY_INCOMPLETE, where, what, commands.APPLY)
+    elif unbound:
+        names = listed(f"{one.source} --{one.key}--> {one.destination}" for one in unbound)
+        what = f"bindings are missing, so that what is published there goes nowhere: {names}"
+        yield Finding(Code.TOPOLOGY_INCOMPLETE, where, what, commands.APPLY)
+    if broker.map is None:
+        return
+    for name, kind in part.exchanges.items():
+        exchange = broker.map.exchanges.get(name)
+        if exchange is not None and exchange.type != kind:
+            what = f"the exchange is {exchange.type}, the settings want {kind}: a run that declares it ends with 2"
+            path = ["exchanges", broker.vhost, name]
+            fix = f"{commands.make(broker, path, {}, 'DELETE')}?if-unused=true && {commands.APPLY}"
+            yield Finding(Code.TOPOLOGY_DIFFERS, name, what, fix)
+    for name, arguments in part.queues.items():
+        queue = broker.map.queues.get(name)
+        if queue is not None:
+            yield from _differences(broker, part, queue, arguments)
+
+
+def _relayed(broker: BrokerFacts, binding: BindingFacts) -> bool:
+    """While a delay is being changed its binding leads to another queue."""
+    relay = BindingFacts(binding.source, binding.key, f"{binding.destination}.relay")
+    return broker.map is not None and relay in broker.map.bindings
+
+
+def _differences(
+    broker: BrokerFacts, part: Part, queue: QueueFacts, arguments: Mapping[str, object]
+) -> Iterator[Finding]:
+    found = {name: value for name, value in queue.arguments.items() if name != "x-queue-type"}
+    wanted = {name: value for name, value in arguments.items() if name != "x-queue-type"}
+    if _UNLIMITED[0] not in found and wanted.get(_UNLIMITED[0]) == _UNLIMITED[1]:
+        # Declared by an older broker, which knew no such argument; the drain takes it as it is.
+        del wanted[_UNLIMITED[0]]
+    differing = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+    words = [f"{name} is {found.get(name, 'none')}, the settings want {wanted.get(name, 'none')}" for name in differing]
+    kind = arguments.get("x-queue-type")
+    if kind is not None and kind != queue.type:
+        words.append(f"it is {queue.type}, the settings want {kind}")
+    if not queue.durable:
+        words.append("it is not durable")
+    if not words:
+        return
+    if differing == [_TTL] and len(words) == 1 and queue.name in part.delay_queues:
+        fix = f"{commands.APPLY} --change-ttl"
+    else:
+        fix = f"{commands.delete_if_empty(broker, queue)} && {commands.APPLY}"
+    yield Finding(Code.TOPOLOGY_DIFFERS, queue.name, f"{'; '.join(words)}: a run that declares it ends with 2", fix)
+
+
+def _ingest(broker: BrokerFacts, deployment: Deployment, where: str) -> Iterator[Finding]:
+    for name in deployment.ingest:
+        if ("queue", name) in broker.missing:
+            what = "the settings have ingest take from it, but there is no such queue: the run ends with 2"
+            fix = commands.APPLY if name in deployment.own_queues else commands.make_queue(broker, name)
+            yield Finding(Code.INGEST_QUEUE_MISSING, name, what, fix)
+    for wildcard in deployment.ingest_unmatched:
+        what = f"the settings have ingest take from '{wildcard}', which matches no queue"
+        fix = commands.rabbitmqctl(broker, "list_queues", "name")
+        yield Finding(Code.INGEST_WILDCARD_UNMATCHED, where, what, fix)
+
+
+def _deprecated(broker: BrokerFacts) -> Iterator[Finding]:
+    """What needs no look at the queues."""
+    for one in broker.deprecated:
+        more = f": {one.url}" if one.url else ""
+        what = f"somebody uses it, and the broker will drop it ({one.phase.replace('_', ' ')}){more}"
+        fix = "rabbitmqctl list_deprecated_features --used name deprecation_phase doc_url"
+        yield Finding(Code.DEPRECATED_IN_USE, one.name, what, fix)
+    if broker.default_queue_type == "quorum" and broker.version >= LIMITS_DELIVERIES:
+        what = (
+            "a durable queue declared without x-queue-type becomes a quorum queue here, which after 20 deliveries "
+            "deletes a message, or dead-letters it"
+        )
+        fix = f"rabbitmqctl update_vhost_metadata {quote(broker.vhost)} --default-queue-type classic"
+        yield Finding(Code.DEFAULT_QUEUE_TYPE, f"virtual host '{broker.vhost}'", what, fix)

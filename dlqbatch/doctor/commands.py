@@ -1,0 +1,156 @@
+"""The fixes, as commands for a shell on a machine that has the program in question."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from shlex import quote
+from urllib.parse import quote as in_path
+
+from dlqbatch.broker.facts import BindingFacts, BrokerFacts, QueueFacts, QueuePolicy
+
+APPLY = "dlqbatch topology apply"
+
+
+def exactly(names: Iterable[str]) -> str:
+    """A pattern that the broker matches with these names and no other."""
+    every = sorted(names)
+    return f"^({'|'.join(re.escape(name) for name in every)})$" if every else "^$"
+
+
+def set_policy(broker: BrokerFacts, queue: QueueFacts, wanted: Mapping[str, object]) -> str:
+    """A policy for one queue. A queue has one policy only, so what its policy says now is taken over."""
+    now = {} if queue.policy is None else dict(queue.policy.definition)
+    return _policy(broker, queue, queue.policy, now | dict(wanted))
+
+
+def without_option(broker: BrokerFacts, queue: QueueFacts, bindings: Iterable[BindingFacts], *options: str) -> str:
+    """Takes options away, wherever they come from; several places need several rounds."""
+    operator = queue.operator
+    if operator is not None and not operator.definition.keys().isdisjoint(options):
+        left = {name: value for name, value in operator.definition.items() if name not in options}
+        if not left:
+            return rabbitmqctl(broker, "clear_operator_policy", operator.name)
+        return _policy(broker, queue, operator, left, command="set_operator_policy")
+    if queue.policy is not None and not queue.policy.definition.keys().isdisjoint(options):
+        left = {name: value for name, value in queue.policy.definition.items() if name not in options}
+        # A policy has to say something: this is what a queue does anyway.
+        return _policy(broker, queue, queue.policy, left or {"overflow": "drop-head"})
+    return declare_anew(broker, queue, bindings, {}, *options)
+
+
+def lead(
+    broker: BrokerFacts, queue: QueueFacts, bindings: Iterable[BindingFacts], exchange: str, key: str | None
+) -> str:
+    """Has a queue dead-letter there; None: with the key that it has now. A declaration counts before a policy."""
+    wanted: dict[str, object] = {"dead-letter-exchange": exchange}
+    if key is not None:
+        wanted["dead-letter-routing-key"] = key
+    declared = {f"x-{name}": value for name, value in wanted.items() if f"x-{name}" in queue.arguments}
+    if any(queue.arguments[name] != value for name, value in declared.items()):
+        return declare_anew(broker, queue, bindings, {f"x-{name}": value for name, value in wanted.items()})
+    return set_policy(broker, queue, {name: value for name, value in wanted.items() if f"x-{name}" not in declared})
+
+
+def declare_anew(
+    broker: BrokerFacts,
+    queue: QueueFacts,
+    bindings: Iterable[BindingFacts],
+    wanted: Mapping[str, object],
+    *dropped: str,
+) -> str:
+    """What a declaration says nobody can change: the queue is deleted if it is empty, and made again as it was."""
+    kept = queue.arguments.keys() - {f"x-{name}" for name in dropped}
+    arguments = {name: value for name, value in queue.arguments.items() if name in kept} | dict(wanted)
+    steps = [delete_if_empty(broker, queue)]
+    body = {"durable": queue.durable, "auto_delete": queue.auto_delete, "arguments": arguments}
+    steps.append(make(broker, ["queues", broker.vhost, queue.name], body))
+    steps += [bind(broker, binding.source, binding.key, queue.name) for binding in bindings]
+    return " && ".join(steps)
+
+
+def delete_if_empty(broker: BrokerFacts, queue: QueueFacts) -> str:
+    if queue.type == "classic":
+        return rabbitmqctl(broker, "delete_queue", "--if-empty", queue.name)
+    # A quorum queue knows no "if empty".
+    count = rabbitmqctl(broker, "list_queues", "-q", "name", "messages")
+    # ENVIRON, and not -v, for what it is given is taken as it stands.
+    found = """awk -F '\\t' '$1 == ENVIRON["queue"] && $2 == 0 { empty = 1 } END { exit !empty }'"""
+    return f"{count} | queue={quote(queue.name)} {found} && {rabbitmqctl(broker, 'delete_queue', queue.name)}"
+
+
+def _policy(
+    broker: BrokerFacts,
+    queue: QueueFacts,
+    now: QueuePolicy | None,
+    definition: Mapping[str, object],
+    command: str = "set_policy",
+) -> str:
+    name = f"dlqbatch-{queue.name}"
+    priority = 0 if now is None else now.priority + (now.name != name)
+    words = ["--priority", str(priority), "--apply-to", "queues"]
+    return rabbitmqctl(broker, command, *words, name, exactly([queue.name]), json.dumps(dict(definition)))
+
+
+def set_permissions(broker: BrokerFacts, configure: str, write: str, read: str) -> str:
+    return rabbitmqctl(broker, "set_permissions", broker.user, configure, write, read)
+
+
+def wider(pattern: str, names: Iterable[str]) -> str:
+    """A permission that allows these names as well."""
+    added = exactly(names)
+    return f"{pattern}|{added}" if pattern not in {"", "^$"} else added
+
+
+def make(broker: BrokerFacts, path: Iterable[str], body: Mapping[str, object], method: str = "PUT") -> str:
+    """A call of the management API; curl asks for the password."""
+    place = "/".join(in_path(part, safe="") for part in path)
+    # -g: a name may hold what curl would take for a range.
+    words = ["curl", "-fsSg", "-u", broker.user, "-X", method, "-H", "content-type: application/json"]
+    words += ["-d", json.dumps(body), f"{broker.api}/api/{place}"]
+    return " ".join(quote(word) for word in words)
+
+
+def make_exchange(broker: BrokerFacts, name: str) -> str:
+    return make(broker, ["exchanges", broker.vhost, name], {"type": "fanout", "durable": True})
+
+
+def make_queue(broker: BrokerFacts, name: str) -> str:
+    # Without a type the virtual host's default would decide.
+    body = {"durable": True, "arguments": {"x-queue-type": "classic"}}
+    return make(broker, ["queues", broker.vhost, name], body)
+
+
+def bind(broker: BrokerFacts, exchange: str, key: str, queue: str) -> str:
+    return make(broker, ["bindings", broker.vhost, "e", exchange, "q", queue], {"routing_key": key}, "POST")
+
+
+def unbind(broker: BrokerFacts, binding: BindingFacts) -> str:
+    kind = "q" if binding.to_queue else "e"
+    path = ["bindings", broker.vhost, "e", binding.source, kind, binding.destination, binding.properties_key]
+    return make(broker, path, {}, "DELETE")
+
+
+def delete_unused_exchanges(broker: BrokerFacts, names: Iterable[str]) -> str:
+    """One call for all of them; an exchange that got a binding meanwhile stays."""
+    words = ["curl", "-fsSg", "-u", broker.user, "-X", "DELETE"]
+    words += [f"{broker.api}/api/exchanges/{in_path(broker.vhost, safe='')}/{in_path(name, safe='')}" for name in names]
+    return " ".join(quote(word if "/api/" not in word else f"{word}?if-unused=true") for word in words)
+
+
+def rabbitmqctl(broker: BrokerFacts, command: str, *words: str) -> str:
+    return " ".join(quote(word) for word in ["rabbitmqctl", command, "-p", broker.vhost, *words])
+
+
+def set_event(name: str, retries: int | None) -> str:
+    number = "" if retries is None else f" {retries}"
+    return f"dlqbatch events set{'' if not name.startswith('-') else ' --'} {quote(name)}{number}"
+
+
+def remove_event(name: str) -> str:
+    return f"dlqbatch events remove{'' if not name.startswith('-') else ' --'} {quote(name)}"
+
+
+def sql(client: str, statement: str) -> str:
+    return f"{client} {quote(statement)}"

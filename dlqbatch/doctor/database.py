@@ -1,0 +1,230 @@
+"""What `doctor` reads of the database, changing nothing; and what is wrong with it and with the policy in it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from shlex import join, quote
+
+from sqlalchemy import URL, Engine, text
+
+from dlqbatch.amqp.patterns import is_pattern
+from dlqbatch.amqp.returns import RETURN_PREFIX
+from dlqbatch.broker.routing import overlap
+from dlqbatch.doctor import commands
+from dlqbatch.doctor.broker import SKEW, SYNCHRONISE, ahead
+from dlqbatch.doctor.facts import DatabaseFacts, Deployment, RuleFacts, VirtualHost
+from dlqbatch.doctor.findings import Code, Finding
+from dlqbatch.drain.event_config import EventConfig
+from dlqbatch.drain.policy import EventRow, Policy
+from dlqbatch.errors import DatabaseUnreadable, PolicyMissing
+from dlqbatch.lifecycle.rule_rows import Rules
+from dlqbatch.retain.rows import count_due
+from dlqbatch.store.engine import create_engine_for, parse, reading, where
+from dlqbatch.store.migrate import current, latest, planned
+from dlqbatch.store.states import Status
+
+_TABLE = "dlq_event_config"
+_UPGRADE = "dlqbatch db upgrade"
+
+
+def examine(database: DatabaseFacts) -> Iterator[Finding]:
+    if not database.is_there:
+        return
+    if database.unreachable is not None:
+        fix = "dlqbatch db current"
+        yield Finding(Code.DATABASE_UNREACHABLE, database.where, f"{database.unreachable}. Without it no job runs", fix)
+        return
+    if database.skew is not None and abs(database.skew) > SKEW:
+        what = f"its clock is {ahead(database.skew)} ours; the dead store counts by its own, headers and logs by ours"
+        yield Finding(Code.CLOCK_SKEW_DATABASE, database.where, what, SYNCHRONISE)
+    yield from _schema(database)
+    if database.unreadable is not None:
+        what = f"the policy cannot be read, so a drain moves nothing: {database.unreadable}"
+        yield Finding(Code.POLICY_UNREADABLE, database.where, what, "dlqbatch events list")
+    yield from _rows(database, database.rows or ())
+    for rule in database.broken_rules:
+        what = f"no run asks this rule: {rule.problem}"
+        yield Finding(Code.RULE_BROKEN, rule.name, what, f"dlqbatch rules remove -- {quote(rule.name)}")
+    overdue = {state: number for state, number in database.overdue.items() if number}
+    if overdue:
+        each = ", ".join(f"{number:,} {state}" for state, number in overdue.items())
+        what = (
+            f"retention is {sum(overdue.values()):,} messages behind ({each}): retain does not run, or does not keep up"
+        )
+        yield Finding(Code.RETENTION_BEHIND, database.where, what, "dlqbatch retain")
+
+
+def _schema(database: DatabaseFacts) -> Iterator[Finding]:
+    if database.version is None:
+        what = "there is no dead store: a drain needs none, ingest and the jobs after it do"
+        yield Finding(Code.SCHEMA_MISSING, database.where, what, _UPGRADE)
+    elif not database.is_known:
+        what = f"its schema is {database.version}, which this program does not know: it is older than the database"
+        yield Finding(Code.SCHEMA_UNKNOWN, database.where, what, "pip install --upgrade dlqbatch")
+    elif database.version != database.newest:
+        what = f"its schema is {database.version}, this program works with {database.newest}"
+        yield Finding(Code.SCHEMA_OLD, database.where, what, _UPGRADE)
+
+
+def _rows(database: DatabaseFacts, rows: Iterable[EventRow]) -> Iterator[Finding]:
+    named: defaultdict[str, list[EventRow]] = defaultdict(list)
+    nameless = []
+    for row in rows:
+        if row.name is None:
+            nameless.append(row.id)
+        else:
+            named[row.name].append(row)
+    if nameless:
+        what = f"{len(nameless)} rows have no name and are ignored: {', '.join(map(str, nameless[:10]))}"
+        fix = commands.sql(database.client, f"DELETE FROM {_TABLE} WHERE name IS NULL")  # noqa: S608  (its own name)
+        yield Finding(Code.EVENT_NAMELESS, _TABLE, what, fix)
+    for name, same in named.items():
+        counting = max(same, key=_row_id)
+        again = f"{commands.remove_event(name)} && {commands.set_event(name, counting.max_retries)}"
+        if len(same) > 1:
+            ids = ", ".join(str(row.id) for row in same)
+            what = f"it stands in {len(same)} rows ({ids}), and only row {counting.id} counts"
+            yield Finding(Code.EVENT_DUPLICATE, name, what, again)
+        if counting.max_retries is not None and counting.max_retries < 0:
+            what = f"its max_retries is {counting.max_retries}, which counts as 0: every failure is a dead letter"
+            yield Finding(Code.EVENT_NEGATIVE, name, what, commands.set_event(name, 0))
+        if name != name.strip():
+            what = "there are blanks around the name, so that it matches only a routing key that has them too"
+            fix = f"{commands.remove_event(name)} && {commands.set_event(name.strip(), counting.max_retries)}"
+            yield Finding(Code.EVENT_BLANKS, name, what, fix)
+
+
+def _row_id(row: EventRow) -> int:
+    return row.id
+
+
+def examine_policy(vhost: VirtualHost | None, database: DatabaseFacts, deployment: Deployment) -> Iterator[Finding]:
+    if database.unreachable is not None or database.unreadable is not None:
+        return
+    policy = Policy(database.rows or (), deployment.events, deployment.default_max_retries)
+    if not policy:
+        if deployment.first_stage and not deployment.allow_empty_policy:
+            what = "not a single event is configured, in the table or in application.properties: a drain moves nothing"
+            first = "" if database.rows is not None else "dlqbatch db upgrade && "
+            fix = f"{first}{commands.set_event('#', deployment.default_max_retries)}"
+            yield Finding(Code.POLICY_EMPTY, database.where, what, fix)
+        return
+    if vhost is None or not vhost.origins:
+        return
+    names = {row.name for row in database.rows or () if row.name is not None}
+    # One with blanks around it is a finding already, and another name as soon as that is mended.
+    yield from _without_binding(vhost, {name for name in names if name == name.strip()})
+    yield from _without_event(vhost, policy, names | deployment.events.keys())
+
+
+def _without_binding(vhost: VirtualHost, names: set[str]) -> Iterator[Finding]:
+    """Only of the table: what a file says its owner may keep for other virtual hosts."""
+    patterns = []
+    plumbing = (vhost.deployment.own_queues | vhost.deployment.read) - vhost.origins
+    for binding in vhost.there.bindings:
+        if not binding.to_queue or binding.destination in plumbing or binding.source.startswith(RETURN_PREFIX):
+            continue
+        pattern = vhost.routes.pattern(binding)
+        if pattern is None:
+            return  # any key may come this way
+        patterns.append(pattern)
+    queues = vhost.there.queues.keys() - plumbing
+    for name in sorted(names):
+        if any(overlap(name, pattern) for pattern in patterns) or any(overlap(name, queue) for queue in queues):
+            continue
+        what = "no binding lets such a routing key into any queue of this virtual host"
+        yield Finding(Code.EVENT_WITHOUT_BINDING, name, what, commands.remove_event(name))
+
+
+def _without_event(vhost: VirtualHost, policy: Policy, names: set[str]) -> Iterator[Finding]:
+    for queue in sorted(vhost.origins):
+        for binding in vhost.routes.into(queue):
+            key = vhost.routes.pattern(binding)
+            if key is None or binding.source.startswith(RETURN_PREFIX):
+                continue
+            if any(overlap(key, name) for name in names) if is_pattern(key) else policy.max_retries(key) is not None:
+                continue
+            what = (
+                f"failures of '{queue}' arrive with the key '{key}' (exchange '{binding.source}'), which no event "
+                "names: they become dead letters at once, not-configured"
+            )
+            fix = commands.set_event(key, vhost.deployment.default_max_retries)
+            yield Finding(Code.BINDING_WITHOUT_EVENT, queue, what, fix)
+
+
+def survey(
+    url: str,
+    *,
+    is_default: bool,
+    connect_timeout: float,
+    clock: Callable[[], datetime],
+    overdue_before: Mapping[Status, datetime] | None = None,
+) -> DatabaseFacts:
+    """`overdue_before`: by state, a message that has been in it since before that time is overdue.
+
+    A default file that is not there is no fault: nobody needs it before the first `db upgrade`.
+    """
+    parsed = parse(url)
+    facts = DatabaseFacts(where(parsed), _client(parsed))
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+        return replace(facts, is_there=not is_default)
+    engine = create_engine_for(url, connect_timeout=connect_timeout)
+    try:
+        version = current(url, connect_timeout=connect_timeout)
+        skew = _skew(engine, clock)
+    except DatabaseUnreadable as error:
+        return replace(facts, unreachable=error.why)
+    facts = replace(facts, version=version, newest=latest(), skew=skew)
+    try:
+        planned(url, connect_timeout=connect_timeout)
+    except DatabaseUnreadable:
+        facts = replace(facts, is_known=False)
+    return _tables(engine, facts, overdue_before or {})
+
+
+def _tables(engine: Engine, facts: DatabaseFacts, overdue_before: Mapping[Status, datetime]) -> DatabaseFacts:
+    try:
+        facts = replace(facts, rows=tuple(EventConfig(engine).read()))
+    except PolicyMissing:
+        pass  # no table: the schema says so
+    except DatabaseUnreadable as error:
+        facts = replace(facts, unreadable=error.why)
+    if facts.version != facts.newest:
+        return facts
+    try:
+        _, broken = Rules(engine).read()
+    except DatabaseUnreadable:
+        return facts  # a role that may read the policy only has no use for the rules
+    facts = replace(facts, broken_rules=tuple(RuleFacts(one.name, one.problem) for one in broken))
+    try:
+        with reading(engine) as connection:
+            overdue = count_due(connection, overdue_before)
+    except DatabaseUnreadable:
+        return facts  # the same
+    return replace(facts, overdue={status.value: number for status, number in overdue.items()})
+
+
+def _skew(engine: Engine, clock: Callable[[], datetime]) -> float | None:
+    """Seconds that its clock is ahead; a file has the clock of whoever asks."""
+    if engine.url.get_backend_name() == "sqlite":
+        return None
+    with reading(engine) as connection:
+        connection.scalar(text("SELECT 1"))  # what follows takes one round trip, and no connecting
+        before = clock()
+        there: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+        after = clock()
+    return (there - before - (after - before) / 2).total_seconds()
+
+
+def _client(url: URL) -> str:
+    """The command that takes a statement; it asks for the password itself."""
+    if url.get_backend_name() == "sqlite":
+        return join(["sqlite3", str(url.database)])
+    words = ["psql", "-d", url.database or "postgres"]
+    for option, value in (("-h", url.host), ("-p", url.port), ("-U", url.username)):
+        words += [option, str(value)] if value else []
+    return join([*words, "-c"])

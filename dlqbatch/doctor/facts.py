@@ -1,0 +1,217 @@
+"""What `doctor` knows: the database, the settings, and a virtual host with what follows from its bindings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dlqbatch.broker.facts import BindingFacts, BrokerFacts, Map, QueueFacts
+from dlqbatch.broker.routing import Routes
+from dlqbatch.doctor import commands
+from dlqbatch.doctor.findings import Finding
+from dlqbatch.drain.policy import EventRow
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFacts:
+    name: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFacts:
+    where: str
+    client: str
+    """The shell command that takes one statement of SQL as its last argument."""
+    unreachable: str | None = None
+    is_there: bool = True
+    """False: the default SQLite file, which nobody has made yet."""
+    version: str | None = None
+    newest: str = ""
+    is_known: bool = True
+    """This program knows the schema's version."""
+    skew: float | None = None
+    rows: tuple[EventRow, ...] | None = None
+    """None: the table is not there, or cannot be read."""
+    unreadable: str | None = None
+    """Why the table cannot be read."""
+    broken_rules: tuple[RuleFacts, ...] = ()
+    overdue: Mapping[str, int] = field(default_factory=dict)
+    """Messages by state that `retain` should have taken some time ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One topology as the settings describe it."""
+
+    name: str
+    exchanges: Mapping[str, str]
+    """Types by name."""
+    queues: Mapping[str, Mapping[str, object]]
+    """Arguments by name."""
+    bindings: tuple[BindingFacts, ...]
+    delay_queues: frozenset[str] = frozenset()
+    inner_queues: frozenset[str] = frozenset()
+    """The queues that nobody but dlqbatch works with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What the settings say, as far as it can be held against what is there."""
+
+    parts: tuple[Part, ...]
+    first_stage: frozenset[str]
+    """The queues in which failures arrive."""
+    read: frozenset[str]
+    """The queues from which some job takes."""
+    dead_letter_queue: str
+    retry: tuple[str, str] | None = None
+    """Exchange and key that failures are dead-lettered with."""
+    retry_queue: str | None = None
+    """The queue behind them; None: there is no ladder."""
+    dead_letter_queues: frozenset[str] = frozenset()
+    """The dead-letter queues of every topology in the settings."""
+    window_seconds: float = 900.0
+    """How long a retry is watched where the broker cannot tell what became of it."""
+    unprotected: tuple[Finding, ...] = ()
+    """Ways to a server that are in clear or not verified."""
+    written: tuple[tuple[str, str], ...] = ()
+    """Exchange and key of all that a drain publishes to."""
+    ingest: tuple[str, ...] = ()
+    """Queues that the settings name for ingest."""
+    ingest_unmatched: tuple[str, ...] = ()
+    """Wildcards that match nothing."""
+    events: Mapping[str, int] = field(default_factory=dict)
+    """The retries of each event in application.properties."""
+    default_max_retries: int = 3
+    allow_empty_policy: bool = False
+
+    @property
+    def own_queues(self) -> frozenset[str]:
+        return frozenset(name for part in self.parts for name in part.queues)
+
+    @property
+    def inner_queues(self) -> frozenset[str]:
+        return frozenset().union(*(part.inner_queues for part in self.parts))
+
+    @property
+    def delay_queues(self) -> frozenset[str]:
+        return frozenset().union(*(part.delay_queues for part in self.parts))
+
+    @property
+    def own_exchanges(self) -> frozenset[str]:
+        return frozenset(name for part in self.parts for name in part.exchanges)
+
+
+@dataclass(frozen=True)
+class VirtualHost:
+    """The queues and exchanges of the broker, beside the topologies of the settings: who feeds whom, and what for."""
+
+    broker: BrokerFacts
+    there: Map
+    deployment: Deployment
+
+    @cached_property
+    def routes(self) -> Routes:
+        return Routes(self.there)
+
+    @cached_property
+    def kept(self) -> tuple[QueueFacts, ...]:
+        """Queues that others may use, without streams: those delete by their own rules."""
+        every = sorted(self.there.queues.values(), key=lambda queue: queue.name)
+        return tuple(queue for queue in every if not queue.exclusive and queue.type != "stream")
+
+    @cached_property
+    def _led_to(self) -> Mapping[str, frozenset[str]]:
+        """By queue, where its dead letters are sure to arrive."""
+        found = {}
+        for queue in self.there.queues.values():
+            exchange = queue.dead_letter_exchange
+            if exchange is None:
+                continue
+            if queue.dead_letter_key is not None:
+                keys: tuple[str | None, ...] = (queue.dead_letter_key,)
+            else:
+                keys = (None, *self.routes.keys_of(queue))
+            led = frozenset().union(*(self.routes.certain(exchange, key) for key in keys))
+            only = self.routes.possible(exchange, queue.dead_letter_key) if exchange else frozenset[str]()
+            found[queue.name] = led | only if len(only) == 1 else led
+        return found
+
+    @cached_property
+    def origins(self) -> frozenset[str]:
+        """Queues whose failures arrive where a drain takes them."""
+        feeding = {name for name, led in self._led_to.items() if led & self.deployment.first_stage}
+        return frozenset(feeding) - self.deployment.first_stage
+
+    @cached_property
+    def ends(self) -> frozenset[str]:
+        """Queues that dead letters come to, and have no way out of but a consumer."""
+        led = frozenset().union(*self._led_to.values())
+        queues = (self.there.queues[name] for name in led if name in self.there.queues)
+        return frozenset(queue.name for queue in queues if queue.dead_letter_exchange is None and not queue.consumers)
+
+    @cached_property
+    def holding(self) -> frozenset[str]:
+        """Queues whose messages nobody wants to lose, however long they wait: dead letters and retries."""
+        return (self.deployment.read | self.ends) - self.delays
+
+    @cached_property
+    def delays(self) -> frozenset[str]:
+        """Delay queues: ours, and every queue with a TTL, a dead-letter exchange and no consumer."""
+        ours = frozenset().union(*(part.delay_queues for part in self.deployment.parts))
+        others = {
+            queue.name
+            for queue in self.kept
+            if queue.ttl is not None and queue.dead_letter_exchange is not None
+            if queue.consumers == 0 and not queue.delivered
+        }
+        return ours | (others - self.deployment.own_queues)
+
+    @cached_property
+    def fed(self) -> Mapping[str, frozenset[str]]:
+        """By queue, the other queues whose dead letters are sure to arrive there."""
+        feeders: defaultdict[str, set[str]] = defaultdict(set)
+        for queue, led in self._led_to.items():
+            for target in led - {queue}:
+                feeders[target].add(queue)
+        return {target: frozenset(queues) for target, queues in feeders.items()}
+
+    @property
+    def dead_letter_queue(self) -> str:
+        return self.deployment.dead_letter_queue
+
+    def next_stage(self, queue: QueueFacts) -> str:
+        """The queue that its dead letters belong in: failures go through the ladder, dead letters do not again."""
+        retry = self.deployment.retry_queue
+        if retry is not None and queue.name not in self.holding | self.deployment.inner_queues:
+            return retry
+        return self.dead_letter_queue if queue.name != self.dead_letter_queue else f"{queue.name}.rest"
+
+    def with_queue(self, name: str, then: str) -> str:
+        """A command that needs this queue, which is made first if it is not there."""
+        if name in self.there.queues:
+            return then
+        made = commands.APPLY if name in self.deployment.own_queues else commands.make_queue(self.broker, name)
+        return f"{made} && {then}"
+
+    def without_option(self, queue: QueueFacts, *options: str) -> str:
+        return commands.without_option(self.broker, queue, self.routes.into(queue.name), *options)
+
+    def declare_anew(self, queue: QueueFacts, wanted: Mapping[str, object], *dropped: str) -> str:
+        return commands.declare_anew(self.broker, queue, self.routes.into(queue.name), wanted, *dropped)
+
+    def lead(self, queue: QueueFacts, exchange: str, key: str | None) -> str:
+        return commands.lead(self.broker, queue, self.routes.into(queue.name), exchange, key)
+
+    def to_retry(self, queue: QueueFacts) -> str:
+        """Have its failures retried; without a ladder, keep them."""
+        target = self.next_stage(queue)
+        if target != self.deployment.retry_queue or self.deployment.retry is None:
+            led = self.lead(queue, "", target)
+            return self.with_queue(target, led)
+        exchange, key = self.deployment.retry
+        led = self.lead(queue, exchange, key)
+        return led if exchange in self.there.exchanges else f"{commands.APPLY} && {led}"

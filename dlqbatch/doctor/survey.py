@@ -1,0 +1,307 @@
+"""Looking at a whole virtual host: by the management API what there is, by AMQP what it is like just now.
+
+Nothing is declared, taken or published. A right is asked for with a method that the broker must refuse: how it does
+says whether it would have been allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from pika import BasicProperties
+
+from dlqbatch.broker.answers import NO_PERMISSION, NOT_FOUND
+from dlqbatch.broker.connection import Connection, NoAnswer, Scratch
+from dlqbatch.broker.consume import CONSUMERS
+from dlqbatch.broker.facts import (
+    BindingFacts,
+    BrokerFacts,
+    Deprecated,
+    Map,
+    Permissions,
+    Policies,
+    QueueFacts,
+    Refused,
+    stuck_messages,
+)
+from dlqbatch.broker.management import MOST_PAGES, PAGE, Api, NoReply
+from dlqbatch.doctor.facts import Deployment
+from dlqbatch.errors import ChannelRefused
+from dlqbatch.topology.inspect import Answer, Reader, sensible
+from dlqbatch.topology.model import CHANGING
+
+_MOST_LOOKED_AT: Final = 5000
+"""Queues whose depth is asked for; of the others the statistics have to do, which are some seconds old."""
+_UNAUTHORISED: Final = 401
+_UNHEALTHY: Final = 503
+_COLUMNS: Final = (
+    "name,type,durable,auto_delete,exclusive,arguments,effective_policy_definition,policy,consumers,messages,"
+    "message_stats.publish,message_stats.deliver_get,message_stats.redeliver,delivery_limit,"
+    "message_stats.deliver_get_details.rate,message_stats.redeliver_details.rate,"
+    "messages_ready,messages_unacknowledged,messages_delayed"
+)
+_NEW_STATISTICS: Final = 11.0
+"""Seconds: a queue tells its numbers every 5, and those that nobody asked for a while are told late."""
+_NEVER_ACCEPTED: Final = BasicProperties(expiration="not a number")
+
+
+class Surveyor(Reader):
+    """Asks for all there is, and what time it is there."""
+
+    def __init__(self, api: Api, *, clock: Callable[[], datetime]) -> None:
+        super().__init__(api)
+        self._clock = clock
+        self.new_statistics_after = _NEW_STATISTICS
+        self.may_not_ask = False
+        self.skew: float | None = None
+        """Seconds that the clock of the broker's machine is ahead of ours."""
+
+    @property
+    def api(self) -> Api:
+        return self._api
+
+    @sensible
+    def map(self) -> Map | None:
+        exchanges = self._get("exchanges", self.api.vhost, query="columns=name,type,arguments")
+        bindings = self._get("bindings", self.api.vhost)
+        policies = Policies(
+            self._get("policies", self.api.vhost) or [], self._get("operator-policies", self.api.vhost) or []
+        )
+        queues = self._pages("queues", self.api.vhost)
+        if self.silent is not None or not isinstance(exchanges, list) or not isinstance(bindings, list):
+            return None
+        return Map(
+            {one["name"]: policies.on(one) for one in queues},
+            {one["name"]: policies.over(one) for one in exchanges if one["name"]},
+            tuple(
+                BindingFacts(
+                    one["source"],
+                    one["routing_key"],
+                    one["destination"],
+                    one["destination_type"] == "queue",
+                    str(one.get("properties_key", "")),
+                )
+                for one in bindings
+                if one["source"]
+            ),
+        )
+
+    def alarms(self) -> tuple[str, ...]:
+        return self._alarms() or ()
+
+    @sensible
+    def _alarms(self) -> tuple[str, ...] | None:
+        told = self._get("health", "checks", "alarms")
+        alarms = told.get("alarms") if isinstance(told, dict) else None
+        if not isinstance(alarms, list):
+            return ()
+        found = (f"{one.get('resource', 'resource')} alarm on {one.get('node', 'a node')}" for one in alarms)
+        return tuple(dict.fromkeys(found))
+
+    def deprecated(self) -> tuple[Deprecated, ...]:
+        """What somebody uses and the broker will drop; a broker before 3.12 knows of none."""
+        return self._without_silence(self._deprecated) or ()
+
+    @sensible
+    def _deprecated(self) -> tuple[Deprecated, ...] | None:
+        told = self._get("deprecated-features", "used")
+        if not isinstance(told, list):
+            return ()
+        found = (Deprecated(str(one["name"]), str(one["deprecation_phase"]), str(one["doc_url"])) for one in told)
+        return tuple(sorted(found, key=lambda one: one.name))
+
+    def default_queue_type(self) -> str | None:
+        told = self._without_silence(lambda: self._get("vhosts", self.api.vhost))
+        found = told.get("default_queue_type") if isinstance(told, dict) else None
+        return str(found) if found not in {None, "undefined"} else None
+
+    def strangers(self, queue: str) -> int:
+        """Consumers of a queue that are not runs of ours, which name themselves so."""
+        told = self._without_silence(lambda: self._get("queues", self.api.vhost, queue))
+        details = told.get("consumer_details") if isinstance(told, dict) else None
+        if not isinstance(details, list):
+            return 0
+        return sum(not str(one.get("consumer_tag")).startswith(CONSUMERS.decode()) for one in details)
+
+    def stuck(self, queue: str) -> int:
+        """Messages that are nowhere: neither ready, with a consumer, nor delayed."""
+        told = self._without_silence(lambda: self._get("queues", self.api.vhost, queue))
+        return stuck_messages(told) if isinstance(told, dict) else 0
+
+    def _without_silence(self, ask: Callable[[], Answer]) -> Answer | None:
+        """Who may not ask for one thing, or asks a broker that does not know it, still asks for the others."""
+        if self.silent is not None:
+            return None
+        found = ask()
+        self.silent, self.may_not_ask = None, False
+        return found
+
+    def permissions(self) -> Permissions | None:
+        """Only an administrator may ask for them; who may not still answers everything else."""
+        silent = self.silent
+        told = self._get("permissions", self.api.vhost, self.api.user)
+        self.silent = silent
+        if not isinstance(told, dict):
+            return None
+        return Permissions(*(str(told.get(right, "")) for right in ("configure", "write", "read")))
+
+    def _pages(self, *path: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        page, pages = 1, 1
+        while page <= min(pages, MOST_PAGES):
+            told = self._get(*path, query=f"page={page}&page_size={PAGE}&columns={_COLUMNS}")
+            if not isinstance(told, dict):
+                break
+            found += told["items"]
+            page, pages = page + 1, told["page_count"]
+        return found
+
+    def _get(self, *path: str, query: str = "") -> Any:
+        """As in `Reader`; what is unhealthy says so with an error, and why in its text."""
+        if self.silent is not None:
+            return None
+        began, asked = self._clock(), time.monotonic()
+        try:
+            content, date = self._api.ask(*path, query=query)
+        except NoReply as silence:
+            self._keep_time(silence.date, began, time.monotonic() - asked)
+            if silence.code == _UNHEALTHY:
+                with suppress(ValueError):
+                    return json.loads(silence.content)
+            elif silence.code != NOT_FOUND:
+                self.may_not_ask = silence.code == _UNAUTHORISED
+                self.silent = silence.why
+            return None
+        self._keep_time(date, began, time.monotonic() - asked)
+        return content
+
+    def _keep_time(self, date: str | None, began: datetime, took: float) -> None:
+        """The header knows whole seconds only, and the answer took a while; both in the broker's favour."""
+        if date is None or self.skew is not None:
+            return
+        try:
+            skew = (parsedate_to_datetime(date) - began).total_seconds()
+        except (TypeError, ValueError):
+            return
+        self.skew = min(skew + 1.0, 0.0) if skew < 0 else max(skew - took, 0.0)
+
+
+def survey(connection: Connection, surveyor: Surveyor, deployment: Deployment) -> BrokerFacts:
+    """What the management API does not tell stays unknown; what AMQP tells is told all the same."""
+    there = surveyor.map()
+    alarms = surveyor.alarms()
+    if there is not None:
+        there = replace(there, queues=_still_stuck(surveyor, there.queues))
+    deprecated, default_type = surveyor.deprecated(), surveyor.default_queue_type()
+    permissions = surveyor.permissions()
+    with connection.scratch() as scratch:
+        wanted = {("exchange", name) for name in deployment.own_exchanges}
+        wanted |= {("queue", name) for name in deployment.own_queues | set(deployment.ingest) | {CHANGING}}
+        missing = frozenset(one for one in sorted(wanted) if not _is_there(scratch, *one))
+        if there is not None:
+            queues = _counted(scratch, there.queues)
+            there = replace(there, queues={name: _asked_closer(surveyor, deployment, queues[name]) for name in queues})
+        refused = _refused(scratch, deployment, missing)
+        mark = None if ("queue", CHANGING) in missing else _counts(scratch, CHANGING)
+    return BrokerFacts(
+        version=connection.version,
+        vhost=surveyor.api.vhost,
+        user=surveyor.api.user,
+        api=surveyor.api.address,
+        where=connection.address,
+        silent=surveyor.silent,
+        may_not_ask=surveyor.may_not_ask,
+        map=there,
+        missing=missing - {("queue", CHANGING)},
+        alarms=alarms,
+        deprecated=deprecated,
+        default_queue_type=default_type,
+        skew=surveyor.skew,
+        refused=refused,
+        permissions=permissions,
+        change_left_behind=mark is not None and mark[0] == 0,
+    )
+
+
+def _asked_closer(surveyor: Surveyor, deployment: Deployment, queue: QueueFacts) -> QueueFacts:
+    if queue.name in deployment.inner_queues and queue.consumers:
+        return replace(queue, strangers=surveyor.strangers(queue.name))
+    return queue
+
+
+def _still_stuck(surveyor: Surveyor, queues: Mapping[str, QueueFacts]) -> dict[str, QueueFacts]:
+    """What was on its way when the statistics were made is looked at once more, when there are new ones."""
+    found = dict(queues)
+    suspected = [queue for queue in queues.values() if queue.stuck]
+    if suspected:
+        time.sleep(surveyor.new_statistics_after)
+    for queue in suspected:
+        found[queue.name] = replace(queue, stuck=min(queue.stuck, surveyor.stuck(queue.name)))
+    return found
+
+
+def _is_there(scratch: Scratch, kind: str, name: str) -> bool:
+    """A refusal of another kind is an answer too: somebody has it."""
+    try:
+        scratch.call(f"{kind}_declare", passive=True, **{kind: name})
+    except ChannelRefused as refused:
+        return not refused.is_gone
+    return True
+
+
+def _counted(scratch: Scratch, queues: Mapping[str, QueueFacts]) -> dict[str, QueueFacts]:
+    """The counts of just now for those of the statistics, which lag."""
+    found = dict(queues)
+    asked = (queue for queue in queues.values() if not queue.exclusive and queue.type != "stream")
+    for queue, _ in zip(asked, range(_MOST_LOOKED_AT), strict=False):
+        counts = _counts(scratch, queue.name)
+        if counts is not None:
+            held = max(counts[1], queue.messages or 0) if queue.type == "quorum" else counts[1]
+            found[queue.name] = replace(queue, consumers=counts[0], messages=held)
+    return found
+
+
+def _counts(scratch: Scratch, queue: str) -> tuple[int, int] | None:
+    """Consumers and messages ready."""
+    try:
+        told = scratch.call("queue_declare", queue=queue, passive=True)
+    except (ChannelRefused, NoAnswer, UnicodeEncodeError):
+        return None
+    return int(told.consumer_count), int(told.message_count)
+
+
+def _refused(scratch: Scratch, deployment: Deployment, missing: frozenset[tuple[str, str]]) -> tuple[Refused, ...]:
+    asked = (queue for queue in sorted(deployment.read) if ("queue", queue) not in missing)
+    found = [Refused("read", "queue", queue) for queue in asked if _may_not_read(scratch, queue)]
+    for exchange, key in sorted(set(deployment.written)):
+        if ("exchange", exchange) in missing:
+            continue
+        # The broker checks the right before it looks at the expiration, and that before it routes.
+        told = scratch.provoke(
+            "basic_publish", exchange=exchange, routing_key=key, body=b"", properties=_NEVER_ACCEPTED
+        )
+        if told.code == NO_PERMISSION:
+            found.append(Refused("write", "exchange", exchange))
+    return tuple(found)
+
+
+def _may_not_read(scratch: Scratch, queue: str) -> bool:
+    """Asked with a consumer that only a stream could serve."""
+    try:
+        scratch.call("basic_qos", prefetch_count=1)
+        scratch.call("basic_consume", queue=queue, on_message_callback=_ignore, arguments={"x-stream-offset": "next"})
+    except ChannelRefused as refused:
+        return refused.code == NO_PERMISSION
+    scratch.close()
+    return False
+
+
+def _ignore(*_: object) -> None:
+    """Of a consumer that no queue but a stream is known to accept."""

@@ -1,0 +1,210 @@
+"""What becomes of one message, by the policy and the time. Nothing here does I/O or raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from dlqbatch.amqp.deaths import deaths, newest_death
+from dlqbatch.amqp.envelope import UNMARKED, Envelope, Journey, Origin, journey_so_far
+from dlqbatch.amqp.headers import Headers
+from dlqbatch.amqp.identity import Digest, Identity, own_journey
+from dlqbatch.amqp.origin import (
+    Found,
+    Trust,
+    Unknown,
+    find_origin,
+    is_malformed,
+    place_of,
+    salvaged_journey,
+)
+from dlqbatch.amqp.table import new
+
+MALFORMED = "malformed"
+ORIGIN_UNKNOWN = "origin-unknown"
+ORIGIN_GONE = "origin-gone"
+TOO_MANY_TRIPS = "too-many-trips"
+ATTEMPT_FAILED = "attempt-failed"
+RETRIES_EXHAUSTED = "retries-exhausted"
+NOT_CONFIGURED = "not-configured"
+
+
+class Delay(NamedTuple):
+    """Wait in a tier of the ladder, then return."""
+
+    journey: Journey
+    event: str
+    tier: int
+
+
+class Return(NamedTuple):
+    """Go back to where it failed."""
+
+    journey: Journey
+    origin: Origin
+
+
+class DeadLetter(NamedTuple):
+    """Go to the dead-letter queue."""
+
+    journey: Journey
+    reason: str
+    detail: str = ""
+    """For the log; with `shows_detail` also for the message's reason, which people see in the dead-letter queue."""
+    shows_detail: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.shows_detail else self.reason
+
+
+Decision = Delay | Return | DeadLetter
+
+
+class Events(Protocol):
+    """The policy: how often an event is retried; None if it is not configured."""
+
+    def max_retries(self, event: str, /) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings that decide, apart from the policy."""
+
+    tiers: int
+    trust: Trust = field(default_factory=Trust)
+    max_trips: int = 100
+    return_to_queue: bool = True
+    """Return to the one queue a message failed in; otherwise to its exchange, where every subscriber sees it again."""
+    home: str | None = None
+    """The one queue that the delay leads back to; None if the way back is the message's own."""
+
+
+def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
+    envelope: Envelope,
+    events: Events,
+    rules: Rules,
+    *,
+    first_stage: bool,
+    now: int,
+    new_id: Callable[[], str],
+    digest: Digest,
+) -> Decision:
+    """The first of these rules that matches decides; `now` is in seconds since 1970."""
+    headers = envelope.headers
+    if headers is None:
+        return DeadLetter(Journey(id=new_id(), retries=None, trips=1), MALFORMED, "its headers cannot be read")
+    journey = journey_so_far(headers)
+    if not first_stage:
+        if journey.spoilt:
+            return _malformed(headers, journey, rules, new_id)
+        return _after_a_tier(headers, journey, rules, now, new_id)
+    found = find_origin(envelope, headers, journey, rules.trust, digest)
+    if is_malformed(journey, found):
+        return _malformed(headers, journey, rules, new_id)
+    if isinstance(found, Unknown):
+        journey = own_journey(journey, found.identity)
+        unknown = journey._replace(id=journey.id or new_id(), trips=journey.trips + 1)
+        return DeadLetter(unknown, ORIGIN_UNKNOWN, found.why, shows_detail=bool(found.why))
+    if journey.attempt is not None and _repeats_an_attempt(journey, found, rules):
+        # Among copies of one that we sent through an exchange, the origin tells the dead store which one failed.
+        journey = journey._replace(id=journey.id or new_id(), trips=journey.trips + 1, origin=found.origin)
+        return DeadLetter(journey, TOO_MANY_TRIPS if journey.trips > rules.max_trips else ATTEMPT_FAILED)
+    journey = _arrived(journey, found, rules, now, new_id)
+    if journey.trips > rules.max_trips:
+        return DeadLetter(journey, TOO_MANY_TRIPS)
+    if rules.home is not None and found.origin.queue != rules.home:
+        # Its delay queue would bring it to a consumer that has never seen it.
+        elsewhere = f"it failed in '{found.origin.name}', and from here messages return to '{rules.home}' alone"
+        return DeadLetter(journey, ORIGIN_UNKNOWN, elsewhere, shows_detail=True)
+    event = found.origin.key
+    max_retries = events.max_retries(event)
+    if max_retries is None:
+        return DeadLetter(journey, NOT_CONFIGURED)
+    retries = journey.retries or 0
+    if retries >= max_retries:
+        return DeadLetter(journey, RETRIES_EXHAUSTED)
+    return new(Delay, (_with_retries(journey, retries + 1), event, min(retries + 1, rules.tiers)))
+
+
+def _with_retries(journey: Journey, retries: int) -> Journey:
+    # `_replace` would take five times as long, for every message.
+    identity, parent, _, trips, origin, failed_at, attempt, expiration, digest, spoilt, is_new = journey
+    changed = (identity, parent, retries, trips, origin, failed_at, attempt, expiration, digest, spoilt, is_new)
+    return new(Journey, changed)
+
+
+def _repeats_an_attempt(journey: Journey, found: Found, rules: Rules) -> bool:
+    """It is the retry of the dead store, or a copy of it that another subscriber got with it and failed at as well."""
+    if found.identity is Identity.COPY:
+        return not rules.return_to_queue
+    return found.identity is Identity.SAME and journey.origin is not None
+
+
+def _after_a_tier(headers: Headers, journey: Journey, rules: Rules, now: int, new_id: Callable[[], str]) -> Decision:
+    trust = rules.trust
+    died = deaths(headers)
+    if not died or any(death.queue not in trust.own_queues for death in died):
+        # What a first stage sends to a delay queue has died there alone when it is here. This one came past every first
+        # stage, so that none has counted the trip.
+        journey = journey._replace(trips=journey.trips + 1)
+    if journey.origin is None and (death := newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)):
+        # Another processor put it into the tier, and left the deaths in it.
+        journey = journey._replace(
+            origin=place_of(death),
+            first_failed_at=journey.first_failed_at or death.time or now,
+            expiration=journey.expiration or death.original_expiration,
+        )
+    if not journey.id:
+        journey = journey._replace(id=new_id())
+    origin = trust.way_back(journey.origin, to_queue=rules.return_to_queue)
+    if origin is None:
+        return DeadLetter(journey, ORIGIN_UNKNOWN)
+    if journey.trips > rules.max_trips:
+        return DeadLetter(journey, TOO_MANY_TRIPS)
+    return new(Return, (journey, origin))
+
+
+def _arrived(journey: Journey, found: Found, rules: Rules, now: int, new_id: Callable[[], str]) -> Journey:
+    """The journey of a message that has just failed at `found`."""
+    death, identity = found.death, found.identity
+    expiration = death.original_expiration if death is not None else None
+    if journey is UNMARKED:
+        failed_at = death.time if death is not None and death.time is not None else now
+        origin = found.origin if rules.return_to_queue else rules.trust.vouched(found)
+        return new(Journey, (new_id(), None, 0, 1, origin, failed_at, None, expiration, None, "", False))
+    identifier, parent, retries, trips, _, first_failed_at, attempt, recorded_expiration, _, _, _ = journey
+    is_new = identity is Identity.OTHER or (identity is Identity.COPY and rules.return_to_queue)
+    if is_new:
+        retries, first_failed_at, recorded_expiration = 0, None, None
+    if is_new or identity is Identity.COPY:
+        # With return_via=exchange a copy keeps the count: else two failing subscribers would set each other's back
+        # for ever.
+        parent, identifier, attempt = identifier or None, "", None
+    if first_failed_at is None:
+        first_failed_at = death.time if death is not None and death.time is not None else now
+    arrived = (
+        identifier or new_id(),
+        parent,
+        retries,
+        trips + 1,
+        found.origin if rules.return_to_queue else rules.trust.vouched(found),
+        first_failed_at,
+        attempt,
+        expiration if expiration is not None else recorded_expiration,
+        None,
+        "",
+        is_new,
+    )
+    return new(Journey, arrived)
+
+
+def origin_gone(decision: Return) -> DeadLetter:
+    """What becomes of a return whose queue or exchange the broker says does not exist."""
+    return DeadLetter(decision.journey, ORIGIN_GONE)
+
+
+def _malformed(headers: Headers, journey: Journey, rules: Rules, new_id: Callable[[], str]) -> DeadLetter:
+    salvaged = salvaged_journey(headers, journey, rules.trust, new_id)
+    return DeadLetter(salvaged._replace(trips=journey.trips + 1), MALFORMED, journey.spoilt)

@@ -1,0 +1,131 @@
+"""The table dlq_event_config: a run of drain reads it once into its policy, and people edit it."""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, delete, func, insert, select, text, update
+
+from dlqbatch.drain.policy import EventRow, Policy
+from dlqbatch.errors import DatabaseUnreadable, PolicyMissing, SettingsError
+from dlqbatch.settings import Settings
+from dlqbatch.store.access import engine_for
+from dlqbatch.store.engine import EVENT_TABLE, reading, where, writing
+
+LONGEST_EVENT = 100
+_MOST_RETRIES = 2**31 - 1
+
+# Existing installations have exactly these columns; whatever else we need to know lives elsewhere.
+TABLE: Final = sa.Table(
+    EVENT_TABLE,
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("name", sa.String(LONGEST_EVENT), nullable=True),
+    sa.Column("max_retries", sa.Integer, nullable=True),
+)
+
+
+class EventConfig:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def read(self) -> list[EventRow]:
+        """All rows by id, in one SELECT; no other right is needed."""
+        with reading(self._engine, for_policy=True) as connection:
+            found = connection.execute(select(TABLE).order_by(TABLE.c.id)).all()
+        for row in found:
+            # SQLite keeps any text in an integer column; a count that cannot be read must not pass as "not configured".
+            if type(row.name) not in {str, NoneType} or type(row.max_retries) not in {int, NoneType}:
+                raise DatabaseUnreadable(
+                    where(self._engine.url),
+                    f"row {row.id} of {EVENT_TABLE} holds name {row.name!r} and max_retries {row.max_retries!r}, "
+                    "which are not a text and a whole number",
+                )
+            # Nor does an `int primary key` there keep NULL out. The highest id counts, so each row needs one.
+            if type(row.id) is not int:
+                raise DatabaseUnreadable(
+                    where(self._engine.url),
+                    f"the row of {EVENT_TABLE} named {row.name!r} has the id {row.id!r}: give it a whole number",
+                )
+        return [EventRow(*row) for row in found]
+
+    def set(self, name: str, max_retries: int | None) -> EventRow:
+        """Change the row that counts for this name, or add one; None asks for the default number."""
+        _check_name(name)
+        if max_retries is not None and not 0 <= max_retries <= _MOST_RETRIES:
+            raise SettingsError(f"max_retries of '{name}' is {max_retries}; it is a number from 0 to {_MOST_RETRIES}")
+        with writing(self._engine, for_policy=True) as connection:
+            if connection.dialect.name == "postgresql":
+                # Two that choose an id at once would choose the same one. Readers go on; other programs' writers wait.
+                connection.execute(text(f"LOCK TABLE {EVENT_TABLE} IN SHARE ROW EXCLUSIVE MODE"))
+            row_id = connection.scalar(select(func.max(TABLE.c.id)).where(TABLE.c.name == name))
+            if row_id is None:
+                row_id = _insert(connection, name, max_retries)
+            else:
+                connection.execute(update(TABLE).where(TABLE.c.id == row_id).values(max_retries=max_retries))
+        return EventRow(row_id, name, max_retries)
+
+    def remove(self, name: str) -> int:
+        """Delete every row of this name; says how many there were."""
+        _check_name(name)
+        with writing(self._engine, for_policy=True) as connection:
+            return connection.execute(delete(TABLE).where(TABLE.c.name == name)).rowcount
+
+
+def _check_name(name: str) -> None:
+    if len(name) > LONGEST_EVENT:
+        raise SettingsError(
+            f"'{name[:40]}…' has {len(name)} characters, but {EVENT_TABLE}.name holds {LONGEST_EVENT}. "
+            "Use a topic pattern, or put the event into application.properties (`dlqbatch.events.<key>`)"
+        )
+    if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
+        raise SettingsError(f"{name!r} holds characters that no database keeps as text")
+
+
+def _insert(connection: Connection, name: str, max_retries: int | None) -> int:
+    if _numbers_itself(connection):
+        numbered = sa.table(EVENT_TABLE, sa.column("id", sa.Integer), sa.column("name"), sa.column("max_retries"))
+        adding = insert(numbered).values(name=name, max_retries=max_retries).returning(numbered.c.id)
+        return int(connection.execute(adding).scalar_one())
+    row_id: int = (connection.scalar(select(func.max(TABLE.c.id))) or 0) + 1
+    connection.execute(insert(TABLE).values(id=row_id, name=name, max_retries=max_retries))
+    return row_id
+
+
+def _numbers_itself(connection: Connection) -> bool:
+    """Whether the id comes from a sequence, which would collide later with an id that we chose beside it."""
+    if connection.dialect.name != "postgresql":
+        return False
+    query = text(
+        "SELECT atthasdef OR attidentity <> '' FROM pg_attribute "
+        "WHERE attrelid = to_regclass(:the_table) AND attname = 'id'"
+    )
+    return bool(connection.scalar(query, {"the_table": EVENT_TABLE}))
+
+
+def load_policy(settings: Settings) -> Policy:
+    """The table and the properties as one policy; PolicyMissing rather than a policy that dead-letters everything."""
+    rows: list[EventRow] = []
+    try:
+        rows = event_config(settings).read()
+    except PolicyMissing:
+        if not settings.allow_empty_policy:
+            raise
+    events = {
+        name: settings.default_max_retries if retries is None else retries for name, retries in settings.events.items()
+    }
+    policy = Policy(rows, events, settings.default_max_retries)
+    if not policy and not settings.allow_empty_policy:
+        raise PolicyMissing(
+            "not a single event is configured, in the table dlq_event_config or in application.properties, so every "
+            "message would go to the dead letters. Nothing was moved. Add an event with `dlqbatch events set`, or "
+            "pass --allow-empty-policy if that is what you want."
+        )
+    return policy
+
+
+def event_config(settings: Settings) -> EventConfig:
+
+    return EventConfig(engine_for(settings))

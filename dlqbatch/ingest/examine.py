@@ -1,0 +1,124 @@
+"""A message from a dead-letter queue, examined: who it is, where and why it failed, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from dlqbatch.amqp.deaths import LATEST_TIME, Death, deaths, past_deaths
+from dlqbatch.amqp.delivery import Delivery
+from dlqbatch.amqp.envelope import Envelope, Origin, open_envelope
+from dlqbatch.amqp.headers import DEAD_AT, DELIVERY_COUNTS, NONE, REASON, WORKERS_REASONS, Headers
+from dlqbatch.amqp.identity import digest_of
+from dlqbatch.amqp.origin import Trust, failed_at
+from dlqbatch.amqp.properties import labels, without_entries
+from dlqbatch.amqp.table import to_bytes
+from dlqbatch.ingest.dialects import Failure, failure, read_dramatiq
+from dlqbatch.ingest.fingerprint import fingerprint
+
+# The largest number that a column of integers holds; a client may have written a larger one.
+_LARGEST_COUNT: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """Everything that the dead store keeps of a message as it arrived."""
+
+    source_queue: str
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    properties: bytes
+    body: bytes
+    id: str
+    """Empty if it brought none."""
+    parent: str | None
+    attempt: int | None
+    digest: bytes
+    """The digest of body and message_id: with another one it is another message under the same id."""
+    full_digest: bytes
+    message_id: bytes | None
+    app_id: bytes | None
+    priority: int
+    origin: Origin | None
+    reason: str | None
+    failure: Failure
+    fingerprint: str
+    retries: int
+    first_failed_at: datetime
+    last_failed_at: datetime
+    trips: int = 0
+    """How often it came through here, or the messages whose headers were passed on to it."""
+    framework_id: str | None = None
+    """What stays in its body when its framework retries it by publishing a new message (Dramatiq, remoulade)."""
+
+
+def examine(delivery: Delivery, trust: Trust, now: datetime) -> Examined:
+    """Never raises, whatever the message holds."""
+    envelope = open_envelope(
+        delivery.exchange, delivery.routing_key, delivery.redelivered, delivery.body_size, delivery.properties
+    )
+    headers = envelope.headers if envelope.headers is not None else NONE
+    journey, origin, death = failed_at(headers, trust, delivery.digest)
+    label = labels(envelope.properties)
+    body = delivery.body()
+    told = deaths(headers) if journey.is_new else past_deaths(headers)
+    past = [each for each in told if each.queue not in trust.own_queues]
+    if death in past:
+        # What came after it only made the message wait.
+        past = past[past.index(death) :]
+    reason = None if journey.is_new else headers.ours.get(REASON)
+    is_workers = reason is not None and reason.as_text() in WORKERS_REASONS
+    dramatiq = read_dramatiq(body)
+    why = failure(headers.foreign, past, dramatiq, is_given_up_by_worker=is_workers)
+    last_failed_at = _moment(_last_time(past, headers), now, now)
+    return Examined(
+        source_queue=delivery.receipt.queue,
+        exchange=delivery.exchange,
+        routing_key=delivery.routing_key,
+        redelivered=delivery.redelivered,
+        properties=delivery.properties,
+        body=body,
+        id=journey.id,
+        parent=journey.parent,
+        attempt=journey.attempt,
+        digest=digest_of(body, label.message_id or b""),
+        full_digest=digest_of(
+            body, _as_published(envelope), to_bytes(delivery.exchange), to_bytes(delivery.routing_key)
+        ),
+        message_id=label.message_id,
+        app_id=label.app_id,
+        priority=label.priority,
+        origin=origin,
+        reason=reason.as_text() if reason is not None else None,
+        failure=why,
+        fingerprint=fingerprint(why, origin.name if origin is not None else ""),
+        retries=min(journey.retries or (dramatiq.retries if dramatiq is not None else 0), _LARGEST_COUNT),
+        first_failed_at=min(_moment(journey.first_failed_at, last_failed_at, now), last_failed_at),
+        last_failed_at=last_failed_at,
+        trips=min(journey.trips, _LARGEST_COUNT),
+        framework_id=dramatiq.id or None if dramatiq is not None else None,
+    )
+
+
+def _as_published(envelope: Envelope) -> bytes:
+    """The properties without what a quorum queue adds when it delivers once more: they are equal at every delivery."""
+    properties, headers = envelope.properties, envelope.headers
+    is_empty = properties.table_start == properties.table_end
+    if headers is None or not (is_empty or any(name in headers.brokers for name in DELIVERY_COUNTS)):
+        return properties.data
+    return without_entries(properties, DELIVERY_COUNTS)
+
+
+def _last_time(past: Sequence[Death], headers: Headers) -> int | None:
+    """When it died by the broker's word, else when it was dead-lettered by ours."""
+    known = next((death.time for death in past if death.time is not None), None)
+    dead_at = headers.ours.get(DEAD_AT)
+    return dead_at.as_timestamp() if known is None and dead_at is not None else known
+
+
+def _moment(seconds: int | None, otherwise: datetime, now: datetime) -> datetime:
+    """The time of these seconds, but never after `now`: a client can write any time, also one that nobody can show."""
+    return otherwise if seconds is None else min(datetime.fromtimestamp(min(seconds, LATEST_TIME), UTC), now)

@@ -1,0 +1,1 @@
+"""Retry dead messages by rules: claim what is due, send it, and find out whether the retry succeeded."""

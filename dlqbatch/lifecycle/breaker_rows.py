@@ -1,0 +1,148 @@
+"""The circuit breakers' states in the database, counted under a lock so that of two workers one gets the probe.
+
+An attempt's name for its breaker is its row's id: a row has one open attempt, and a probe that could not be sent is
+still the probe when its row is due again. Whoever counts holds its messages and attempts already; breakers come last,
+in the order of their origins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, ScalarSelect, Select, bindparam, exists, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from dlqbatch.lifecycle import breaker
+from dlqbatch.lifecycle.breaker import Breaker, Limits
+from dlqbatch.store.bulk import in_list
+from dlqbatch.store.states import Phase
+from dlqbatch.store.tables import ATTEMPTS, BREAKERS, MESSAGES, PLAN_ITEMS, PLANS
+from dlqbatch.store.text import key
+
+_FIELDS: Final = Breaker.__slots__
+_SELECT: Final = select(BREAKERS.c.origin, *(BREAKERS.c[name] for name in _FIELDS))
+_FIRST: Final = Breaker()
+
+
+class Failed(NamedTuple):
+    """An attempt that came back."""
+
+    row_id: int
+    origin: str | None
+    sent_at: datetime
+
+
+def place(queue: str | None, exchange: str | None, routing_key: str | None) -> str | None:
+    """What a row's breaker is kept under; None: nobody knows where it failed."""
+    if queue is None and exchange:
+        return key(f"exchange {exchange}")
+    return queue if queue is not None else routing_key
+
+
+def named_queue() -> ScalarSelect[Any]:
+    """The queue that a replay has named for this attempt; what becomes of it says nothing of its row's origin."""
+    item = PLAN_ITEMS.c
+    of_this = (item.message_id == ATTEMPTS.c.message_id, item.attempt == ATTEMPTS.c.number)
+    plans = PLANS.join(PLAN_ITEMS, item.plan_id == PLANS.c.id)
+    named = select(PLANS.c.to_queue).select_from(plans).where(PLANS.c.to_queue.is_not(None), *of_this)
+    return named.limit(1).correlate(ATTEMPTS).scalar_subquery()
+
+
+def admit(
+    connection: Connection, wanted: Mapping[str, Sequence[int]], now: datetime, limits: Limits, *, keep: bool = True
+) -> set[int]:
+    """Of the rows by origin, those that may be sent now; without `keep` nobody becomes the probe by it."""
+    states = _by_origin(connection, _SELECT.where(BREAKERS.c.origin.in_(list(wanted))))
+    doubtful = {origin: state for origin, state in states.items() if state.phase is not Phase.CLOSED}
+    admitted = {row_id for origin in wanted.keys() - doubtful.keys() for row_id in wanted[origin]}
+    before = _locked(connection, doubtful) if keep else doubtful
+    after = dict(before)
+    for origin in before:
+        for row_id in wanted[origin]:
+            is_admitted, after[origin] = breaker.admit(after[origin], str(row_id), now, limits)
+            if is_admitted:
+                admitted.add(row_id)
+    if keep:
+        _save(connection, before, after, now)
+    return admitted
+
+
+def count_sent(connection: Connection, origins: Iterable[str], now: datetime, limits: Limits) -> None:
+    """An origin for each attempt that was sent."""
+    numbers = Counter(origins)
+    if numbers:
+        first = {**{name: getattr(_FIRST, name) for name in _FIELDS}, "updated_at": now}
+        kind = postgresql if connection.dialect.name == "postgresql" else sqlite
+        adding = kind.insert(BREAKERS).on_conflict_do_nothing(index_elements=[BREAKERS.c.origin])
+        connection.execute(adding, [{"origin": origin, **first} for origin in sorted(numbers)])
+    before = _locked(connection, numbers)
+    after = {origin: breaker.sent(state, now, limits, numbers[origin]) for origin, state in before.items()}
+    _save(connection, before, after, now)
+
+
+def count_failed(connection: Connection, failures: Sequence[Failed], now: datetime, limits: Limits) -> None:
+    before = _locked(connection, {each.origin for each in failures if each.origin is not None})
+    after = dict(before)
+    for each in failures:
+        if each.origin in after:
+            after[each.origin] = breaker.failed(after[each.origin], str(each.row_id), each.sent_at, now, limits)
+    _save(connection, before, after, now)
+
+
+def release_probes(connection: Connection, row_ids: Iterable[int], now: datetime) -> None:
+    """These rows are sent no more, and their attempts neither failed nor succeeded: discarded, or left to a person."""
+    _end_probes(connection, row_ids, now, breaker.released)
+
+
+def count_succeeded(connection: Connection, row_ids: Collection[int], now: datetime) -> None:
+    """These rows were resolved: a probe among them closes its breaker, and so does what was sent since it opened."""
+    _end_probes(connection, row_ids, now, lambda state, probe: breaker.succeeded(state, probe, now))
+    if not connection.scalar(select(exists().where(BREAKERS.c.phase != Phase.CLOSED))):
+        return
+    sent = select(*(MESSAGES.c[name] for name in ("origin_queue", "origin_exchange", "origin_key")), ATTEMPTS.c.sent_at)
+    sent = sent.join(MESSAGES, MESSAGES.c.id == ATTEMPTS.c.message_id)
+    sent = sent.where(in_list(connection, ATTEMPTS.c.message_id, row_ids), ATTEMPTS.c.outcome == "succeeded")
+    newest: dict[str, datetime] = {}
+    for *origin, sent_at in connection.execute(sent.where(named_queue().is_(None), ATTEMPTS.c.sent_at.is_not(None))):
+        name = place(*origin)
+        if name is not None:
+            newest[name] = max(newest.get(name, sent_at), sent_at)
+    before = _locked(connection, newest)
+    _save(connection, before, {name: breaker.proven(state, newest[name], now) for name, state in before.items()}, now)
+
+
+def _end_probes(
+    connection: Connection, row_ids: Iterable[int], now: datetime, ended: Callable[[Breaker, str], Breaker]
+) -> None:
+    """The breakers whose probe is one of these rows."""
+    names = [str(row_id) for row_id in row_ids]
+    if names:
+        origins = connection.scalars(select(BREAKERS.c.origin).where(BREAKERS.c.probe.in_(names))).all()
+        before = {origin: state for origin, state in _locked(connection, origins).items() if state.probe in names}
+        _save(connection, before, {origin: ended(state, str(state.probe)) for origin, state in before.items()}, now)
+
+
+def _locked(connection: Connection, origins: Iterable[str]) -> dict[str, Breaker]:
+    names = list(origins)
+    if not names:
+        return {}
+    query = _SELECT.where(BREAKERS.c.origin.in_(names)).order_by(BREAKERS.c.origin)
+    return _by_origin(connection, query.with_for_update())
+
+
+def _by_origin(connection: Connection, query: Select[Any]) -> dict[str, Breaker]:
+    return {origin: Breaker(*state) for origin, *state in connection.execute(query)}
+
+
+def _save(connection: Connection, before: Mapping[str, Breaker], after: Mapping[str, Breaker], now: datetime) -> None:
+    changed = [
+        {"_origin": origin, "updated_at": now, **{name: getattr(state, name) for name in _FIELDS}}
+        for origin, state in after.items()
+        if state != before[origin]
+    ]
+    if changed:
+        saving = update(BREAKERS).where(BREAKERS.c.origin == bindparam("_origin"))
+        connection.execute(saving.values({name: bindparam(name) for name in ("updated_at", *_FIELDS)}), changed)

@@ -1,0 +1,309 @@
+"""Looking at dead messages: page by page, by group, one in full. No query walks the whole table.
+
+What no index can answer (a text anywhere, a count of what a filter leaves) looks at a bounded number of rows, the
+newest first, and says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, func, literal, or_, select, tuple_
+
+from dlqbatch.store.column_types import BIGINT, Time
+from dlqbatch.store.filters import Filters, Place
+from dlqbatch.store.states import Outcome, Status, Strategy
+from dlqbatch.store.tables import ATTEMPTS, MESSAGES, TRANSITIONS
+from dlqbatch.store.text import visible
+
+_M: Final = MESSAGES.c
+WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.MANUAL, Status.FAILED)
+"""The states of messages whose story is not over yet."""
+LOOKED_THROUGH: Final = 50_000
+COUNTED: Final = 200_000
+_ESCAPE: Final = "\\"
+_SEARCHED: Final = (_M.error_type, _M.error_message, _M.error_stack, _M.identity, _M.message_id, _M.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    records: tuple[Record, ...]
+    next: Place | None
+    """None: there is nothing behind. A page with a text may be short, even empty, and still have a next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    fingerprint: str
+    counts: Mapping[Status, int]
+    first: datetime
+    last: datetime
+    sample: Record
+    """The newest."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    groups: tuple[Group, ...]
+    """The largest first."""
+    is_complete: bool
+    """False: only the newest rows were counted."""
+    total: int
+    """How many groups there are, shown or not."""
+
+
+def find(connection: Connection, filters: Filters, limit: int = 50, after: Place | None = None) -> Page:
+    """The newest first."""
+    conditions = filters.conditions()
+    if after is not None:
+        conditions.append(_key() < _at(after))
+    last = None
+    if filters.text is not None:
+        last = _nth(connection, conditions, LOOKED_THROUGH)
+        if last is not None:
+            conditions.append(_key() >= _at(last))
+        conditions.append(mentions(filters.text))
+    found = connection.execute(select(*SUMMARY).where(*conditions).order_by(*_newest()).limit(limit + 1))
+    records = [Record(*row) for row in found]
+    if len(records) > limit:
+        records.pop()
+        last = Place(records[-1].created_at, records[-1].id)
+    return Page(tuple(records), last)
+
+
+def groups(connection: Connection, filters: Filters, limit: int = 50) -> Groups:
+    """Equal failures together; without a status, those that are not over yet."""
+    statuses = filters.statuses or WAITING
+    conditions = [*filters.conditions(), _M.status.in_(statuses)]
+    edge = None
+    if filters != Filters(statuses=filters.statuses):
+        # An index holds status and fingerprint of every row, and nothing else: other filters must look at the rows.
+        most = COUNTED if filters.text is None else LOOKED_THROUGH
+        edge = _nth(connection, conditions, most)
+        if edge is not None:
+            conditions.append(_key() >= _at(edge))
+        if filters.text is not None:
+            conditions.append(mentions(filters.text))
+    counted: dict[str, list[Any]] = {}
+    for fingerprint, *numbers in connection.execute(
+        select(_M.fingerprint, _M.status, func.count(), func.min(_M.created_at), func.max(_M.created_at))
+        .where(*conditions)
+        .group_by(_M.status, _M.fingerprint)
+    ):
+        counted.setdefault(fingerprint, []).append(numbers)
+    largest = sorted(counted.items(), key=lambda item: (-sum(row[1] for row in item[1]), item[0]))[:limit]
+    found = []
+    for fingerprint, rows in largest:
+        last = max(row[3] for row in rows)
+        ours = select(*SUMMARY).where(*conditions, _M.fingerprint == fingerprint, _M.created_at == last)
+        sample = Record(*connection.execute(ours.order_by(*_newest()).limit(1)).one())
+        found.append(Group(fingerprint, {row[0]: row[1] for row in rows}, min(row[2] for row in rows), last, sample))
+    return Groups(tuple(found), edge is None, len(counted))
+
+
+def get(connection: Connection, row_id: int) -> Detail | None:
+    row = connection.execute(select(*SUMMARY, _M.body, _M.properties).where(_M.id == row_id)).one_or_none()
+    if row is None:
+        return None
+    *summary, body, properties = row
+    attempts = connection.execute(
+        select(*(ATTEMPTS.c[name] for name in Attempt.__slots__))
+        .where(ATTEMPTS.c.message_id == row_id)
+        .order_by(ATTEMPTS.c.number)
+    )
+    transitions = connection.execute(
+        select(*(TRANSITIONS.c[name] for name in Transition.__slots__))
+        .where(TRANSITIONS.c.message_id == row_id)
+        .order_by(TRANSITIONS.c.id)
+    )
+    return Detail(
+        Record(*summary),
+        Content(body, properties),
+        tuple(Attempt(*attempt) for attempt in attempts),
+        tuple(Transition(*transition) for transition in transitions),
+    )
+
+
+def content(connection: Connection, row_ids: Iterable[int]) -> dict[int, Content]:
+    """Bodies and properties by row id; the caller, who knows each `body_size`, asks for what fits in memory."""
+    found = connection.execute(select(_M.id, _M.body, _M.properties).where(_M.id.in_(list(row_ids))))
+    return {row_id: Content(body, properties) for row_id, body, properties in found}
+
+
+def _key() -> ColumnElement[Any]:
+    return tuple_(_M.created_at, _M.id)
+
+
+def _at(place: Place) -> ColumnElement[Any]:
+    return tuple_(literal(place.created_at, Time), literal(place.id, BIGINT))
+
+
+def _newest() -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    return _M.created_at.desc(), _M.id.desc()
+
+
+def _nth(connection: Connection, conditions: list[ColumnElement[bool]], number: int) -> Place | None:
+    """The place where so many rows end, or None if there are not as many."""
+    found = connection.execute(
+        select(_M.created_at, _M.id).where(*conditions).order_by(*_newest()).offset(number - 1).limit(1)
+    ).one_or_none()
+    return found and Place(*found)
+
+
+def mentions(text: str) -> ColumnElement[bool]:
+    sought = visible(text).replace(_ESCAPE, _ESCAPE * 2).replace("%", _ESCAPE + "%").replace("_", _ESCAPE + "_")
+    return or_(*(column.ilike(f"%{sought}%", escape=_ESCAPE) for column in _SEARCHED))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A dead message without its body and properties, which may be large: `messages.content` has those."""
+
+    id: int
+    identity: str
+    digest: bytes
+    had_id: bool
+    parent: str | None
+    source_queue: str
+    exchange: str
+    routing_key: str
+    message_id: str | None
+    origin_queue: str | None
+    origin_exchange: str | None
+    origin_key: str | None
+    event: str | None
+    reason: str | None
+    error_type: str | None
+    error_message: str | None
+    error_stack: str | None
+    fingerprint: str
+    retry_count: int
+    dlq_retry_count: int
+    first_failed_at: datetime
+    last_failed_at: datetime
+    status: Status
+    status_since: datetime
+    strategy: Strategy | None
+    lock_owner: str | None
+    lock_token: str | None
+    locked_at: datetime | None
+    lease_until: datetime | None
+    next_retry_at: datetime | None
+    priority: int
+    tags: list[str]
+    source: str | None
+    system_state: Mapping[str, Any]
+    plan_id: int | None
+    possible_duplicate: bool
+    created_at: datetime
+    updated_at: datetime
+    body_size: int
+
+
+SUMMARY: Final[tuple[ColumnElement[Any], ...]] = tuple(
+    func.length(MESSAGES.c.body) if field.name == "body_size" else MESSAGES.c[field.name] for field in fields(Record)
+)
+"""What a query selects to make a Record of each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    number: int
+    strategy: Strategy | None
+    worker: str
+    created_at: datetime
+    sent_at: datetime | None
+    closed_at: datetime | None
+    outcome: Outcome | None
+    acknowledged_at: datetime | None = None
+    """The time by which a consumer had acknowledged it."""
+    proof: str | None = None
+    """How that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    from_status: Status | None
+    to_status: Status
+    at: datetime
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The exact bytes as delivered."""
+
+    body: bytes
+    properties: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    record: Record
+    content: Content
+    attempts: tuple[Attempt, ...]
+    transitions: tuple[Transition, ...]
+
+
+# --- Messages that are one piece of work: an edit, what it took the place of, and what took its place in turn
+
+# The journal tells it by number, which outlives a deleted row; a parent tells it by identity, which outlives a number:
+# what comes back from cold storage has another.
+
+EDIT_OF: Final = "an edit of message "
+"""The journal of an edit begins with this, and the number of the message whose place it took."""
+EDITED: Final = "edited: message "
+"""This stands in the journal of that message, and the number of its edit."""
+_LINK: Final = re.compile(f"(?:{EDIT_OF}|{EDITED})(\\d{{1,18}}) ")
+# Messages of one piece of work that are looked at.
+_MOST: Final = 100
+_T: Final = TRANSITIONS.c
+# The condition that a step of the journal was written by an edit.
+BY_EDIT: Final[ColumnElement[bool]] = or_(
+    _T.reason.startswith(EDIT_OF, autoescape=True), _T.reason.startswith(EDITED, autoescape=True)
+)
+
+
+class LinkedMessage(NamedTuple):
+    row_id: int
+    status: Status | None
+    """None: it is deleted."""
+
+    @property
+    def is_in_the_way(self) -> bool:
+        """It may go out too, or it was handled: only what is resolved, or was archived for long, is ever deleted."""
+        return self.status is not Status.ARCHIVED
+
+
+def linked_by_edits(connection: Connection, row_id: int) -> list[LinkedMessage]:
+    """The messages that stand for the same work as this one; first those that may go out as well, newest first."""
+    found: dict[int, Status | None] = {}
+    ahead = [row_id]
+    while ahead and len(found) < _MOST:
+        this = ahead.pop()
+        if this not in found:
+            row = connection.execute(select(_M.identity, _M.parent, _M.status).where(_M.id == this)).one_or_none()
+            found[this] = None if row is None else row.status
+            ahead += [] if row is None else _linked_directly(connection, this, row.identity, row.parent)
+    del found[row_id]
+    told = [LinkedMessage(*one) for one in found.items()]
+    return sorted(told, key=lambda one: (not one.is_in_the_way, one.status is None, -one.row_id))
+
+
+def _linked_directly(connection: Connection, row_id: int, identity: str, parent: str | None) -> Iterator[int]:
+    """The ids of messages that an edit connects with this one directly."""
+    told = connection.scalars(select(_T.reason).where(_T.message_id == row_id, BY_EDIT)).all()
+    yield from (int(found[1]) for reason in told if (found := _LINK.match(reason)))
+    arrived_by_edit = select(_T.id).where(_T.message_id == _M.id, _T.from_status.is_(None), BY_EDIT).exists()
+    yield from connection.scalars(select(_M.id).where(_M.parent == identity, arrived_by_edit).limit(_MOST))
+    if parent is not None and any(reason.startswith(EDIT_OF) for reason in told):
+        yield from connection.scalars(select(_M.id).where(_M.identity == parent))

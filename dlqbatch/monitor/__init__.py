@@ -1,0 +1,1 @@
+"""Measure the dead store and the queues, fire and resolve alerts, and tell whoever has to know."""

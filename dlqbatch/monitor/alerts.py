@@ -1,0 +1,305 @@
+"""Alerts as rows: fired once, resolved once, and sent to each receiver once, however many workers look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, and_, case, exists, func, literal, or_, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from dlqbatch.logs import masked, plain
+from dlqbatch.monitor import measure as metrics
+from dlqbatch.monitor.alert_rules import (
+    MOST_TRIES,
+    STANDING,
+    TURN,
+    Alert,
+    NewGroup,
+    Notice,
+    Sample,
+    Settled,
+    Severity,
+    Turn,
+    Waiting,
+    changes,
+    pause_after,
+)
+from dlqbatch.monitor.measure import FOR_A_PERSON
+from dlqbatch.monitor.metrics import Metrics, Reported
+from dlqbatch.store.engine import reading, writing
+from dlqbatch.store.states import NEW_GROUP, Status
+from dlqbatch.store.tables import ALERT_RECEIVERS, ALERTS, MESSAGES
+from dlqbatch.store.text import key
+
+# The most new groups that one run takes up; the others wait for the next run.
+GROUPS_AT_ONCE: Final = 10_000
+# A message is looked up for so many of them, the largest ones.
+SAMPLED: Final = 20
+_LONGEST_SAMPLE: Final = 200
+_SENT_AT_ONCE: Final = 10_000
+_PARAMETERS_AT_ONCE: Final = 1_000
+_LONGEST_PAUSE: Final = pause_after(MOST_TRIES)
+_A: Final = ALERTS.c
+_R: Final = ALERT_RECEIVERS.c
+_M: Final = MESSAGES.c
+_FIRED, _RESOLVED = "fired", "resolved"
+_NOTICE: Final = (_A.id, _A.name, _A.subject, _A.severity, _A.summary, _A.value, _A.threshold, _A.fired_at)
+_ACTIVE: Final = text("resolved_at IS NULL")
+# The condition of a partial index, word for word.
+_UNTOLD: Final = text("(fired_told_at IS NULL OR (resolved_at IS NOT NULL AND resolved_told_at IS NULL))")
+_NOT_TOLD: Final = or_(_R.told.is_(None), and_(_A.resolved_at.is_not(None), _R.told != _RESOLVED))
+
+
+class Alerts:
+    """Each call has its own transaction or none; none is open while alerts are sent."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def measure(
+        self,
+        now: datetime,
+        overdue_before: Mapping[Status, datetime] | None = None,
+        depths: Reported | None = None,
+    ) -> Metrics:
+        with reading(self._engine) as connection:
+            return metrics.measure(connection, now, overdue_before, depths)
+
+    def note_look(self, measured: Metrics) -> None:
+        """Write down what was counted now, because the next look counts on from it."""
+        with writing(self._engine) as connection:
+            metrics.note_look(connection, measured)
+
+    def active(self) -> tuple[Notice, ...]:
+        with reading(self._engine) as connection:
+            return active(connection)
+
+    def new_groups(self) -> tuple[NewGroup, ...]:
+        """The groups that no alert has named yet, the largest first."""
+        size = func.count().label("size")
+        waiting = select(_M.fingerprint, size).where(_M.status.in_(FOR_A_PERSON)).group_by(_M.fingerprint).subquery()
+        known = exists().where(_A.name == NEW_GROUP, _A.subject == waiting.c.fingerprint)
+        largest = select(waiting).where(~known).order_by(waiting.c.size.desc(), waiting.c.fingerprint)
+        with reading(self._engine) as connection:
+            found = connection.execute(largest.limit(GROUPS_AT_ONCE)).all()
+            return tuple(
+                NewGroup(fingerprint, number, _sample(connection, fingerprint) if place < SAMPLED else None)
+                for place, (fingerprint, number) in enumerate(found)
+            )
+
+    def settle(
+        self,
+        standing: Sequence[Alert],
+        groups: Sequence[Alert],
+        now: datetime,
+        *,
+        receivers: Sequence[str] = (),
+        dry_run: bool = False,
+    ) -> Settled:
+        """Write down which alerts fire and which end, and that these receivers have to get them.
+
+        A dry run returns what it would write.
+        """
+        with (reading if dry_run else writing)(self._engine) as connection:
+            if not dry_run:
+                _lock_alerts(connection)
+            rows = connection.execute(select(*_NOTICE).where(_A.name.in_(sorted(STANDING)), _ACTIVE))
+            stand = {(row.name, row.subject): row for row in rows}
+            # The column holds a subject as `key` makes it, because names of queues may have any letters.
+            standing = [replace(alert, subject=key(alert.subject)) for alert in standing]
+            fire, over = changes(standing, stand)
+            fire += _never_fired(connection, groups)
+            ended = [*(stand[name] for name in sorted(over)), *_groups_at_rest(connection)]
+            resolved = tuple(_notice(row, now) for row in ended)
+            if dry_run:
+                return Settled(tuple(_unwritten(alert, now) for alert in fire), resolved)
+            for alert in standing:
+                # An alert that stands shows the figure of now, not the one with which it fired.
+                if (row := stand.get((alert.name, alert.subject))) is not None and row.summary != alert.summary:
+                    values = {"summary": alert.summary, "value": alert.value}
+                    connection.execute(update(ALERTS).where(_A.id == row.id).values(values))
+            told_at = None if receivers else now
+            for some in _chunks([row.id for row in ended]):
+                ending = update(ALERTS).where(_A.id.in_(some), _ACTIVE)
+                connection.execute(ending.values(resolved_at=now, resolved_told_at=told_at))
+            fired = _fire(connection, fire, now, told_at)
+            if receivers:
+                _expect(connection, receivers, [row.id for row in ended], now)
+            return Settled(fired, resolved)
+
+    def take_turn(self, receiver: str, now: datetime, *, is_well: bool = False) -> Turn | None:
+        """Claim for a minute what this receiver has still to get; None if there is nothing.
+
+        Without `is_well`, only alerts whose pause since the last try is over. A receiver that has just taken something
+        gets all the rest at once.
+        """
+        until = now + TURN
+        # The last term: a clock that was far ahead must not silence everybody.
+        is_free = or_(_R.telling_until.is_(None), _R.telling_until <= now, _R.telling_until > until)
+        has_waited = or_(_R.next_try_at <= now, _R.next_try_at > now + _LONGEST_PAUSE)
+        waits = and_(_R.receiver == receiver, _NOT_TOLD, _R.tries < MOST_TRIES, is_free)
+        gravest = (case((_A.severity == Severity.CRITICAL, 0), else_=1), case((_A.name == NEW_GROUP, 1), else_=0))
+        claim = (
+            select(*_NOTICE, _A.resolved_at, _R.tries)
+            .join(ALERT_RECEIVERS, _R.alert_id == _A.id)
+            .where(_UNTOLD, waits if is_well else and_(waits, has_waited))
+            .order_by(*gravest, _A.id)
+            .limit(_SENT_AT_ONCE)
+            .with_for_update(of=ALERT_RECEIVERS, skip_locked=True)
+        )
+        with writing(self._engine) as connection:
+            rows = connection.execute(claim).all()
+            by_tries: dict[int, list[int]] = {}
+            for row in rows:
+                by_tries.setdefault(row.tries + 1, []).append(row.id)
+            for tries, ids in by_tries.items():
+                for some in _chunks(ids):
+                    # Counted before the call, because a worker that dies in the call has tried as well.
+                    mine = update(ALERT_RECEIVERS).where(_R.receiver == receiver, _R.alert_id.in_(some))
+                    values = {"telling_until": until, "tries": tries, "next_try_at": now + pause_after(tries)}
+                    connection.execute(mine.values(values))
+        return Turn(until, tuple(_notice(row, row.resolved_at) for row in rows)) if rows else None
+
+    def end_turn(self, receiver: str, turn: Turn, now: datetime, *, taken: bool) -> int:
+        """Note whether the receiver took them; return how many alerts it will never get, after too many tries."""
+        ended = {notice.id for notice in turn.notices if notice.resolved_at is not None}
+        given_up = 0
+        with writing(self._engine) as connection:
+            _lock_alerts(connection)
+            for some in _chunks([notice.id for notice in turn.notices]):
+                ours = update(ALERT_RECEIVERS).where(_R.receiver == receiver, _R.alert_id.in_(some))
+                connection.execute(ours.where(_R.telling_until == turn.until).values(telling_until=None))
+                if taken:
+                    # An alert that ended during the call was sent as fired, and has still to be sent as resolved.
+                    over = [each for each in some if each in ended]
+                    connection.execute(ours.where(_R.told.is_(None)).values(told=_FIRED))
+                    connection.execute(ours.where(_R.alert_id.in_(over)).values(told=_RESOLVED))
+                    connection.execute(ours.values(told_at=now, tries=0))
+                else:
+                    tried = (_R.receiver == receiver, _R.alert_id.in_(some), _R.tries >= MOST_TRIES)
+                    given_up += connection.scalar(select(func.count()).where(*tried)) or 0
+                _close(connection, some, now)
+        return given_up
+
+    def waiting(self, receiver: str) -> Waiting | None:
+        """What this receiver did not take and gets again later; None if there is nothing."""
+        waits = (_UNTOLD, _R.receiver == receiver, _NOT_TOLD, _R.tries > 0, _R.tries < MOST_TRIES)
+        counted = select(func.count(), func.min(_R.next_try_at)).join(ALERTS, _R.alert_id == _A.id)
+        with reading(self._engine) as connection:
+            number, next_try = connection.execute(counted.where(*waits, _R.telling_until.is_(None))).one()
+        return Waiting(number, next_try) if number else None
+
+
+def active(connection: Connection) -> tuple[Notice, ...]:
+    """The alerts that stand, the gravest first, then the newest."""
+    gravest = case((_A.severity == Severity.CRITICAL, 0), else_=1)
+    found = connection.execute(select(*_NOTICE).where(_ACTIVE).order_by(gravest, _A.fired_at.desc(), _A.id))
+    return tuple(_notice(row, None) for row in found)
+
+
+def _lock_alerts(connection: Connection) -> None:
+    """Let one worker write alerts at a time; in SQLite the transaction itself does so.
+
+    Each worker then sees what the one before it wrote, also groups whose alert was fired and resolved already, which no
+    index keeps from firing again. And no worker waits for an alert while it holds the row of a receiver.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("LOCK TABLE dlq_alerts IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def _sample(connection: Connection, fingerprint: str) -> Sample | None:
+    newest = (
+        select(_M.id, _M.error_type, _M.error_message)
+        .where(_M.fingerprint == fingerprint, _M.status.in_(FOR_A_PERSON))
+        .order_by(_M.created_at.desc(), _M.id.desc())
+        .limit(1)
+    )
+    row = connection.execute(newest).one_or_none()
+    return row and Sample(row.id, _clean(row.error_type), _clean(row.error_message))
+
+
+def _clean(shown: str | None) -> str | None:
+    """One line that is safe in any terminal, log and chat."""
+    return shown and plain(masked(" ".join(shown[: 4 * _LONGEST_SAMPLE].split())), _LONGEST_SAMPLE)
+
+
+def _never_fired(connection: Connection, groups: Sequence[Alert]) -> tuple[Alert, ...]:
+    known: set[str] = set()
+    for some in _chunks([alert.subject for alert in groups]):
+        known.update(connection.scalars(select(_A.subject).where(_A.name == NEW_GROUP, _A.subject.in_(some))))
+    return tuple(alert for alert in groups if alert.subject not in known)
+
+
+def _groups_at_rest(connection: Connection) -> Sequence[Any]:
+    """Active alerts of groups in which no message waits for a person any more."""
+    # One condition for each state, so that both use the index by state and group.
+    waits = or_(*(exists().where(_M.status == status, _M.fingerprint == _A.subject) for status in FOR_A_PERSON))
+    over = select(*_NOTICE).where(_A.name == NEW_GROUP, _ACTIVE, ~waits).order_by(_A.id)
+    return connection.execute(over.limit(GROUPS_AT_ONCE)).all()
+
+
+def _fire(
+    connection: Connection, alerts: Sequence[Alert], now: datetime, told_at: datetime | None
+) -> tuple[Notice, ...]:
+    if not alerts:
+        return ()
+    rows = [
+        {
+            "name": alert.name,
+            "subject": alert.subject,
+            "severity": alert.severity,
+            "fired_at": now,
+            "value": alert.value,
+            "threshold": alert.threshold,
+            "summary": alert.summary,
+            "fired_told_at": told_at,
+        }
+        for alert in alerts
+    ]
+    adding = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(ALERTS)
+    # If two workers come here at once after all, the index of active alerts decides.
+    found = connection.execute(adding.on_conflict_do_nothing().returning(*_NOTICE), rows)
+    return tuple(sorted((_notice(row, None) for row in found), key=lambda notice: notice.id))
+
+
+def _expect(connection: Connection, receivers: Sequence[str], ended: Sequence[int], now: datetime) -> None:
+    """Write down that these receivers have to get every alert that is not settled yet.
+
+    The alerts of `ended` have just been resolved, so that they are tried anew.
+    """
+    adding = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(ALERT_RECEIVERS)
+    names = [_R.alert_id, _R.receiver, _R.next_try_at]
+    for receiver in receivers:
+        untold = select(_A.id, literal(receiver, _R.receiver.type), literal(now, _R.next_try_at.type)).where(_UNTOLD)
+        connection.execute(adding.from_select(names, untold).on_conflict_do_nothing())
+    for some in _chunks(ended):
+        again = update(ALERT_RECEIVERS).where(_R.alert_id.in_(some))
+        connection.execute(again.values(tries=0, next_try_at=now))
+
+
+def _close(connection: Connection, alerts: Sequence[int], now: datetime) -> None:
+    """Note which of these alerts are settled: each receiver has got them, or was tried often enough."""
+    waits = (_R.alert_id == _A.id, _R.tries < MOST_TRIES)
+    these = update(ALERTS).where(_A.id.in_(alerts))
+    fired = these.where(_A.fired_told_at.is_(None), ~exists().where(*waits, _R.told.is_(None)))
+    connection.execute(fired.values(fired_told_at=now))
+    over = these.where(_A.resolved_at.is_not(None), _A.resolved_told_at.is_(None), _A.fired_told_at.is_not(None))
+    unheard = or_(_R.told.is_(None), _R.told != _RESOLVED)
+    connection.execute(over.where(~exists().where(*waits, unheard)).values(resolved_told_at=now))
+
+
+def _chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """Split the values, because a statement has a bounded number of parameters."""
+    return (values[at : at + _PARAMETERS_AT_ONCE] for at in range(0, len(values), _PARAMETERS_AT_ONCE))
+
+
+def _notice(row: Any, resolved_at: datetime | None) -> Notice:
+    shown = (row.id, row.name, row.subject, Severity(row.severity), row.summary, row.value, row.threshold)
+    return Notice(*shown, row.fired_at, resolved_at)
+
+
+def _unwritten(alert: Alert, now: datetime) -> Notice:
+    return Notice(0, alert.name, alert.subject, alert.severity, alert.summary, alert.value, alert.threshold, now, None)

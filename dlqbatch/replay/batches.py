@@ -1,0 +1,278 @@
+"""A plan's rows as the broker's side asks for them: taken in batches, offered at a pace, marked as confirms come.
+
+While one batch is being sent the next one is taken beside it. What is taken is written down, and has a lease; nothing
+is offered that has not got here.
+
+A publish needs a permission: the database has answered, to a question asked less than `PERMISSION` seconds ago, that
+the plan is still being applied. An abort waits until no apply holds a row, or for longer than a permission lasts; so
+nothing of the plan is published after it has returned, whatever the clocks say and however slow the database is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Final
+
+from dlqbatch.amqp.delivery import Offer
+from dlqbatch.errors import DatabaseUnreadable
+from dlqbatch.lifecycle.attempts import Outgoing
+from dlqbatch.lifecycle.outbox import Outbox, fitting
+from dlqbatch.lifecycle.resend import NEEDS_A_PERSON, Resend
+from dlqbatch.replay.items import LEASE, PlanItems, Taken
+from dlqbatch.replay.risks import MAX_FAILURE_RATE, Pace, rate_of
+
+_FAILURES_ASKED_EVERY: Final = 2.0
+_ASKING_TAKES_AT_MOST: Final = 1 / 20
+"""The share of the time that counting may take: to count what came back of a million takes a second."""
+PERMISSION: Final = 5.0
+"""Seconds, from the moment in which the database is asked for it."""
+_LOOKS_EVERY: Final = 0.5
+"""Seconds between two looks whether the plan is still being applied, where nothing else asks the database."""
+_NOT_SENT_YET: Final = "the apply ended before it was sent"
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOptions:
+    """How a plan is applied; a rate that is none is refused."""
+
+    batch_size: int = 100
+    pause: float = 0.0
+    """Seconds between two batches."""
+    rate: str | None = None
+    """At most so many, such as 50/s or 600/min."""
+    canary: bool = True
+    max_failure_rate: float = MAX_FAILURE_RATE
+    wait: float = 0.0
+    """Seconds that this run may wait for outcomes, and for what a cut apply still holds."""
+    resume_stopped: bool = False
+    lease: float = LEASE.total_seconds()
+    """Seconds that a row stays this apply's without being sent."""
+    patience: float = 60.0
+    """Seconds without any confirm after which a run gives up."""
+
+    def __post_init__(self) -> None:
+        if self.rate is not None:
+            rate_of(self.rate)
+
+    @property
+    def per_second(self) -> float | None:
+        return rate_of(self.rate) if self.rate is not None else None
+
+
+class Batches(Outbox):
+    """The source of one transfer; `close` it when the transfer is over."""
+
+    MARKED_AFTER = 0.1
+    TRIES_FOR = math.inf
+
+    def __init__(
+        self,
+        items: PlanItems,
+        resend: Resend,
+        pace: Pace,
+        options: ApplyOptions,
+        clock: Callable[[], datetime],
+        ceiling: int | None,
+        is_too_much: Callable[[], bool],
+        executor: Executor,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(resend, clock)
+        self.skipped: Counter[str] = Counter()
+        self._items = items
+        self._pace = pace
+        self._options = options
+        self._ceiling = ceiling
+        self._is_too_much = is_too_much
+        self._executor = executor
+        self._stopped = stopped
+        self._may_until = 0.0
+        """When the permission to publish ends, on the monotonic clock."""
+        self._looks_at = self._asks_at = time.monotonic()
+        self._next: Future[Taken] | None = None
+        """The batch that is being taken."""
+        self._is_last = False
+        """There is no batch after those that are here."""
+        self._is_over = False
+        """Nothing more is to be offered, whatever is here."""
+        self._queue: dict[int, tuple[int, int]] = {}
+        """Rows that wait here to be offered, in the plan's order: their attempts, and the sizes of their bodies."""
+        self._has_begun = False
+        self._renew_at = 0.0
+        self._pause_until: float | None = None
+        self._heard_at = time.monotonic()
+        self._batch_size = _batch_size(options)
+
+    def more(self, room: int) -> Sequence[Offer] | None:
+        if self._is_over:
+            return None
+        self._renew_in_time()
+        if not (room := self._free(room)):
+            return ()
+        self._take_ahead()
+        self._look_at_next(wait=not self._queue and not self._resend.unanswered)
+        if self._has_ended:
+            return None
+        now = time.monotonic()
+        sizes = (size for _, size in self._queue.values())
+        number = fitting(sizes, self._pace.allowed(now, room))
+        some = {row_id: self._queue.pop(row_id)[0] for row_id in list(islice(self._queue, number))}
+        if not some:
+            return ()
+        self._pace.took(len(some))
+        self._take_ahead()
+        asked_at = time.monotonic()
+        # To take ahead is to ask how many came back, which may end it.
+        rows = self._items.outgoing(some) if self._goes_on else None
+        if rows is None:
+            self._held |= {row_id: (attempt, _NOT_SENT_YET) for row_id, attempt in some.items()}
+            self._end()
+            return None
+        self._permitted(asked_at)
+        if not self._resend.unanswered:
+            self._heard_at = now
+        return self._resend.offers(rows)
+
+    def may_publish(self) -> bool:
+        if self._stopped() or self._is_over:
+            return False
+        if time.monotonic() < self._may_until:
+            return True
+        # Published later than it was offered: its origin was asked for, or it has come back unroutable.
+        try:
+            self._look()
+        except DatabaseUnreadable:
+            return False
+        return time.monotonic() < self._may_until
+
+    def _look(self) -> None:
+        asked_at = time.monotonic()
+        if self._items.is_applied():
+            self._permitted(asked_at)
+        else:
+            self._end()
+
+    @property
+    def _goes_on(self) -> bool:
+        return not self._is_over
+
+    def _permitted(self, asked_at: float) -> None:
+        self._may_until, self._looks_at = asked_at + PERMISSION, asked_at + _LOOKS_EVERY
+
+    def _end(self) -> None:
+        """Nothing more of the plan is published, and what waits here is let go at once."""
+        self._is_over, self._may_until = True, 0.0
+        self._hold_the_queue()
+        self._note()
+
+    def _hold_the_queue(self) -> None:
+        self._held |= {row_id: (attempt, _NOT_SENT_YET) for row_id, (attempt, _) in self._queue.items()}
+        self._queue = {}
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._is_over or (self._is_last and not self._queue)
+
+    def is_stuck(self) -> bool:
+        """The broker lives, and confirms nothing."""
+        return bool(self._resend.unanswered) and time.monotonic() - self._heard_at > self._options.patience
+
+    def flush(self) -> None:
+        self._look_at_next(wait=False)
+        if time.monotonic() >= self._looks_at and not self._is_over:
+            self._look()
+        self._renew_in_time()
+        super().flush()
+
+    def close(self) -> None:
+        """Write down what became of everything that was taken; tried a few times, for else it would be sent again."""
+        with suppress(DatabaseUnreadable):  # whether it has them or not, their leases end
+            self._look_at_next(wait=True)
+        self._hold_the_queue()
+        self._write_the_rest()
+
+    def _answered(self, tag: int) -> Outgoing | None:
+        self._heard_at = time.monotonic()
+        return super()._answered(tag)
+
+    def _mark_sent(self, numbers: Mapping[int, int], now: datetime) -> None:
+        self._items.sent(numbers, now)
+
+    def _give_back(self, rows: Mapping[int, tuple[int, str]], now: datetime) -> None:
+        for to_person in (True, False):
+            these = {row_id: why for row_id, (_, why) in rows.items() if (why in NEEDS_A_PERSON) is to_person}
+            if these:
+                self._items.give_back(these, now, to_person=to_person)
+
+    def _take_ahead(self) -> None:
+        """Begin to take the next batch when the one before is on its way."""
+        if self._next is not None or self._is_over or self._is_last or not self._is_time():
+            return
+        now = time.monotonic()
+        if now >= self._asks_at:
+            self._is_over = self._is_too_much()
+            seconds = time.monotonic() - now
+            self._asks_at = now + max(_FAILURES_ASKED_EVERY, seconds / _ASKING_TAKES_AT_MOST)
+            if self._is_over:
+                return
+        self._next = self._executor.submit(self._items.take, self._batch_size, self._ceiling, self._clock())
+
+    def _look_at_next(self, *, wait: bool) -> None:
+        """What has been taken meanwhile stands in the queue from here on, where its leases are renewed."""
+        if self._next is None or not (wait or self._next.done()):
+            return
+        future, self._next = self._next, None
+        taken = future.result()
+        self.skipped.update(taken.skipped)
+        self._is_last = taken.is_over
+        if taken.state != "applying" and not self._is_over:
+            self._end()
+        # Taken over from ourselves, not noted within our own lease: it waits here, is on its way, or is answered for.
+        known = self._queue.keys() | self._resend.unanswered.keys() | self._confirmed.keys() | self._held.keys()
+        found = {
+            row_id: (taken.numbers[row_id], size)
+            for row_id, size in taken.sizes.items()
+            if row_id in taken.numbers and row_id not in known
+        }
+        if not found:
+            return
+        if not self._resend.unanswered and not self._queue:
+            self._renew_at = time.monotonic() + self._options.lease / 2
+        self._queue |= found
+        self._has_begun, self._pause_until = True, None
+
+    def _is_time(self) -> bool:
+        """Between two batches lies the pause, counted from when the last one was answered for."""
+        if not self._options.pause or not self._has_begun:
+            return len(self._queue) < self._batch_size
+        if self._resend.unanswered or self._queue:
+            return False
+        if self._pause_until is None:
+            self._pause_until = time.monotonic() + self._options.pause
+        return time.monotonic() >= self._pause_until
+
+    def _renew_in_time(self) -> None:
+        """The leases of what waits here and of what is on its way start anew; what was lost is not offered.
+
+        Looked at before anything is offered: the process may have stood still, and others have taken over.
+        """
+        if time.monotonic() < self._renew_at or not (self._queue or self._resend.unanswered):
+            return
+        self._renew_at = time.monotonic() + self._options.lease / 2
+        numbers = self._items.begin([*self._queue, *self._resend.unanswered], self._clock())
+        self._queue = {row_id: self._queue[row_id] for row_id in self._queue if row_id in numbers}
+
+
+def _batch_size(options: ApplyOptions) -> int:
+    if options.per_second is not None:
+        # What a slow pace would hold longer than its lease is not taken yet.
+        return max(1, min(options.batch_size, int(options.per_second * options.lease / 6)))
+    return options.batch_size

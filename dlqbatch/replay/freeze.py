@@ -1,0 +1,245 @@
+"""Replay plans: a set of dead messages frozen under a hash, reserved while it is applied, let go when it is over."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    MetaData,
+    Table,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    tuple_,
+    update,
+)
+
+from dlqbatch.amqp.table import LONGEST_NAME
+from dlqbatch.messages.queries import mentions
+from dlqbatch.replay import facts
+from dlqbatch.replay.facts import Frozen, Refuses
+from dlqbatch.replay.risks import PlanHash, Risk
+from dlqbatch.store.column_types import BIGINT, Time
+from dlqbatch.store.engine import reading, writing
+from dlqbatch.store.filters import LARGEST_ID, Filters, NotUnderstood
+from dlqbatch.store.states import Status
+from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS, PLANS
+
+REPLAYED: Final = (Status.PENDING, Status.MANUAL, Status.FAILED)
+"""What can be replayed, and is if nothing else is asked for."""
+_PAGE: Final = 10_000
+_NAMED_AT_ONCE: Final = 500
+_M: Final = MESSAGES.c
+_I: Final = PLAN_ITEMS.c
+_P: Final = PLANS.c
+_SHADOW: Final = Table(
+    PLAN_ITEMS.name, MetaData(), *(Column(each.name, each.type) for each in PLAN_ITEMS.columns), prefixes=["TEMPORARY"]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a plan is to hold: named messages, or all that a filter leaves; refused if no plan can be made of it."""
+
+    filters: Filters = field(default_factory=Filters)
+    row_ids: tuple[int, ...] = ()
+    everything: bool = False
+    """Without a filter and without ids, everything that can be replayed."""
+    limit: int | None = None
+    """The oldest so many."""
+    to_queue: str | None = None
+
+    def __post_init__(self) -> None:
+        filters = self.filters
+        if self.row_ids and (filters != Filters() or self.everything):
+            raise NotUnderstood("name messages by their ids or by a filter, not both. Nothing was planned.")
+        if self.row_ids and self.limit is not None:
+            raise NotUnderstood(
+                "a limit takes the oldest of many; of messages named by their ids all are meant. Nothing was planned."
+            )
+        if not self.row_ids and filters == Filters() and not self.everything and self.limit is None:
+            raise NotUnderstood(
+                "nothing says which messages to replay: give ids or a filter, or --all for everything that is pending, "
+                "manual or failed. Nothing was planned."
+            )
+        wrong = [status for status in filters.statuses if status not in REPLAYED]
+        if wrong:
+            raise NotUnderstood(
+                f"what is {wrong[0]} cannot be replayed; only {', '.join(REPLAYED)}. Nothing was planned."
+            )
+        if self.to_queue == "":
+            raise NotUnderstood("the queue to send to has no name. Nothing was planned.")
+        if self.to_queue is not None and not _is_queue(self.to_queue):
+            raise NotUnderstood(
+                f"the queue to send to has to be UTF-8 of at most {LONGEST_NAME} bytes; no broker takes another name. "
+                "Nothing was planned."
+            )
+
+
+def _is_queue(name: str) -> bool:
+    try:
+        return len(name.encode()) <= LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
+
+
+def freeze(
+    engine: Engine,
+    selection: Selection,
+    *,
+    actor: str,
+    reason: str,
+    now: datetime,
+    dry_run: bool = False,
+    refuses: Refuses = lambda _: 0,
+) -> Frozen:
+    """Make a plan, the oldest message first; with nothing found, or on a dry run, no plan is kept.
+
+    `refuses` says how many of these messages an apply would leave to a person. A dry run is for somebody who may only
+    read: nothing is locked, and nothing written but temporary items.
+    """
+    plan = {
+        "hash": f"being made {secrets.token_hex(8)}",
+        "state": "planned",
+        "state_since": now,
+        "created_at": now,
+        "actor": actor,
+        "reason": reason,
+        "filters": _shown_filters(selection),
+        "to_queue": selection.to_queue,
+        "size": 0,
+        "risks": [],
+    }
+    with (reading if dry_run else writing)(engine) as connection:
+        plan_id = 0
+        if not dry_run:
+            plan_id = int(connection.execute(insert(PLANS).values(plan).returning(_P.id)).scalar_one())
+        recent = facts.recent(connection, now)  # it reads the items that a dry run hides
+        if dry_run:
+            # Of two tables with one name both databases take the temporary one; it ends with the transaction.
+            _SHADOW.create(connection, checkfirst=False)
+        left_out = _fill(connection, plan_id, selection)
+        name, size = _hash(connection, plan_id, selection.to_queue, now)
+        frozen = facts.describe(connection, plan_id, name, size, selection.to_queue, left_out, now, recent, refuses)
+        if size and not dry_run:
+            connection.execute(update(PLANS).where(_P.id == plan_id).values(hash=name, size=size))
+        else:
+            connection.rollback()
+    return frozen
+
+
+def keep_risks(engine: Engine, plan_id: int, risks: Sequence[Risk]) -> None:
+    with writing(engine) as connection:
+        connection.execute(update(PLANS).where(_P.id == plan_id).values(risks=[asdict(risk) for risk in risks]))
+
+
+def _shown_filters(selection: Selection) -> dict[str, object]:
+    filters = selection.filters
+    shown: dict[str, object] = {
+        "error_type": filters.error_type,
+        "group": filters.group,
+        "event": filters.event,
+        "origin": filters.origin,
+        "statuses": list(filters.statuses),
+        "since": filters.since and filters.since.isoformat(),
+        "until": filters.until and filters.until.isoformat(),
+        "text": filters.text,
+        "limit": selection.limit,
+        "ids": len(selection.row_ids) or None,
+        "all": selection.everything or None,
+    }
+    return {name: value for name, value in shown.items() if value}
+
+
+def _fill(connection: Connection, plan_id: int, selection: Selection) -> dict[str, int]:
+    """Items in the order of their messages' age; says how many were asked for and are left out, by why."""
+    if selection.row_ids:
+        return _fill_named(connection, plan_id, selection)
+    filters = selection.filters
+    free = [*filters.conditions(), _M.plan_id.is_(None)]
+    if not filters.statuses:
+        free.append(_M.status.in_(REPLAYED))
+    text = [mentions(filters.text)] if filters.text is not None else []
+    last, filled = None, 0
+    while True:
+        page = free if last is None else [*free, _key() > last]
+        edge = connection.execute(
+            select(_M.created_at, _M.id).where(*page).order_by(_M.created_at, _M.id).offset(_PAGE - 1).limit(1)
+        ).one_or_none()
+        if edge is not None:
+            last = tuple_(literal(edge[0], Time), literal(edge[1], BIGINT))
+            page = [*page, _key() <= last]
+        filled += _add(connection, plan_id, filled, [*page, *text])
+        if edge is None or (selection.limit is not None and filled >= selection.limit):
+            break
+    if selection.limit is not None:
+        connection.execute(delete(PLAN_ITEMS).where(_I.plan_id == plan_id, _I.place > selection.limit))
+    return _left_out(connection, [*filters.conditions(), *text], filters)
+
+
+def _fill_named(connection: Connection, plan_id: int, selection: Selection) -> dict[str, int]:
+    ids = sorted({row_id for row_id in selection.row_ids if 0 < row_id <= LARGEST_ID})
+    left_out: dict[str, int] = {}
+    missing = len(set(selection.row_ids)) - len(ids)
+    filled = 0
+    for start in range(0, len(ids), _NAMED_AT_ONCE):
+        some = ids[start : start + _NAMED_AT_ONCE]
+        filled += _add(connection, plan_id, filled, [_M.id.in_(some), _M.status.in_(REPLAYED), _M.plan_id.is_(None)])
+        states = connection.execute(select(_M.status, _M.plan_id).where(_M.id.in_(some))).all()
+        missing += len(some) - len(states)
+        for status, plan in states:
+            if status not in REPLAYED or plan is not None:
+                why = status if status not in REPLAYED else "reserved by another plan"
+                left_out[why] = left_out.get(why, 0) + 1
+    return {**left_out, **({"no such message": missing} if missing else {})}
+
+
+def _add(connection: Connection, plan_id: int, filled: int, conditions: Sequence[ColumnElement[bool]]) -> int:
+    order = (_M.created_at, _M.id)
+    rows = select(
+        literal(plan_id, BIGINT),
+        literal(filled) + func.row_number().over(order_by=order),
+        _M.id,
+        _M.status,
+        _M.updated_at,
+        literal("waiting"),
+    ).where(*conditions)
+    names = ["plan_id", "place", "message_id", "seen_status", "seen_updated_at", "state"]
+    adding = insert(PLAN_ITEMS).from_select(names, rows)
+    return connection.execute(adding, execution_options={"preserve_rowcount": True}).rowcount
+
+
+def _left_out(connection: Connection, conditions: Sequence[ColumnElement[bool]], filters: Filters) -> dict[str, int]:
+    """What the filter matches too: it is being worked on, or another plan has it."""
+    reserved = [*conditions, _M.status.in_(filters.statuses or REPLAYED), _M.plan_id.is_not(None)]
+    counts = {"reserved by another plan": _count(connection, reserved)}
+    if not filters.statuses:
+        counts["processing"] = _count(connection, [*conditions, _M.status == Status.PROCESSING])
+    return {why: number for why, number in counts.items() if number}
+
+
+def _count(connection: Connection, conditions: Sequence[ColumnElement[bool]]) -> int:
+    return int(connection.scalar(select(func.count()).select_from(MESSAGES).where(*conditions)) or 0)
+
+
+def _hash(connection: Connection, plan_id: int, to_queue: str | None, now: datetime) -> tuple[str, int]:
+    made, size = PlanHash(to_queue, now), 0
+    items = select(_I.message_id, _I.seen_status, _I.seen_updated_at).where(_I.plan_id == plan_id).order_by(_I.place)
+    for row_id, status, updated_at in connection.execute(items, execution_options={"yield_per": _PAGE}):
+        made.add(row_id, status, updated_at)
+        size += 1
+    return made.hash(), size
+
+
+def _key() -> ColumnElement[Any]:
+    return tuple_(_M.created_at, _M.id)

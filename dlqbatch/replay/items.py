@@ -1,0 +1,379 @@
+"""A plan on its way: rows are reserved, taken, marked or given back, and let go.
+
+Locks are taken in one order: the plan, then messages by id, then attempts, then items. An item's attempt is written
+down before its publish and the attempt is marked sent before the item is; so whatever comes in between, what the broker
+confirmed is found to be sent.
+
+A row is written as seldom as can be, for each time all its indexes are: when it is reserved, and when it is taken. Its
+lease counts for nothing once its attempt is sent; lease and reservation go when it comes to rest.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Engine, Row, exists, func, select, text, update
+
+from dlqbatch.lifecycle import attempts, claim
+from dlqbatch.lifecycle import breaker_rows as breakers
+from dlqbatch.lifecycle.attempts import Outgoing
+from dlqbatch.lifecycle.breaker import Limits
+from dlqbatch.replay.progress import (
+    Items,
+    current_rows,
+    held_rows,
+    is_held,
+    items_of_rows,
+    mark_items_sent,
+    move_items,
+    outcomes_of,
+    reason_to_skip,
+    skip_items,
+    waiting_items,
+)
+from dlqbatch.replay.risks import Outcomes
+from dlqbatch.store import journal as states
+from dlqbatch.store.bulk import in_list
+from dlqbatch.store.engine import keeping, reading, writing
+from dlqbatch.store.journal import RowMove
+from dlqbatch.store.reservation import begun
+from dlqbatch.store.states import Status
+from dlqbatch.store.tables import ATTEMPTS, IS_OPEN, MESSAGES, PLAN_ITEMS, PLANS
+
+# A row stays an apply's so long. It is far shorter than the lifecycle's: whoever applies a plan again waits for it.
+LEASE: Final = timedelta(seconds=60)
+# In a plan's progress: the place up to which its rows are reserved.
+RESERVED_TO: Final = "reserved_to"
+_AT_ONCE: Final = 1_000  # rows of one transaction
+_M: Final = MESSAGES.c
+_I: Final = PLAN_ITEMS.c
+_P: Final = PLANS.c
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one look at the plan's next items brought."""
+
+    state: str
+    """The plan's: only while it is `applying` anything is taken."""
+    sizes: Mapping[int, int] = field(default_factory=dict)
+    """Sizes of the bodies by row id, in the plan's order: rows that are this apply's now."""
+    numbers: Mapping[int, int] = field(default_factory=dict)
+    """Their attempts, written down: these rows may be published."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    is_over: bool = False
+    """There is nothing more that may be taken now."""
+
+
+class PlanItems:
+    """One apply of one plan; it remembers which rows it holds, and how far it has looked.
+
+    One thread may reserve and one may take, while another sends what was taken: each has a connection of its own.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan_id: int,
+        *,
+        actor: str,
+        worker: str,
+        lease: timedelta,
+        reason: str,
+        to_queue: str | None = None,
+        counted_from: datetime | None = None,
+        limits: Limits = attempts.LIMITS,
+    ) -> None:
+        """`limits` are those of the circuit breakers."""
+        self.engine = engine
+        self.plan_id = plan_id
+        self._actor = actor
+        self._worker = worker
+        self._lease = lease
+        self._reason = reason
+        self._to_queue = to_queue
+        self._counted_from = counted_from
+        self._limits = limits
+        self._place = 0
+        self._tokens: dict[int, str] = {}
+        self._origins: dict[int, str | None] = {}
+        """What the circuit breakers of these rows are kept under."""
+        self._taken_over: set[int] = set()
+        """Rows with an attempt of another apply, whose confirm may still come."""
+        self._places: dict[int, int] = {}
+        """Where in the plan the rows are that are being looked at, or are under way."""
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Inside, connections are kept; not for longer than one is sure to survive doing nothing."""
+        with keeping(self.engine):
+            yield
+
+    def reserve(self, is_enough: Callable[[], bool] = lambda: False) -> dict[str, int]:
+        """The lifecycle leaves the plan's rows alone from now on; what changed since the plan is skipped, by why.
+
+        When it is enough for now it ends before all are reserved; whoever comes next, here or in another run, goes on.
+        """
+        skipped: Counter[str] = Counter()
+        with keeping(self.engine):
+            self._mark_sent_before()
+            while not is_enough() and (why_not := self._reserve_some()) is not None:
+                skipped.update(why_not.values())
+        return dict(skipped)
+
+    def _mark_sent_before(self) -> None:
+        """What another apply began, and what was confirmed or came back before it could note that."""
+        with writing(self.engine) as connection:
+            connection.execute(select(_P.state).where(_P.id == self.plan_id).with_for_update())
+            row_ids = begun(connection, self.plan_id)
+            if row_ids:
+                this = (_I.plan_id == self.plan_id, in_list(connection, _I.message_id, row_ids))
+                items = connection.execute(select(_I.message_id, _I.place, _I.attempt).where(*this)).all()
+                mark_items_sent(connection, self.plan_id, {item.message_id: item.place for item in items}, items)
+
+    def unreserved(self) -> int:
+        """Items that wait, and that nobody has reserved yet."""
+        with reading(self.engine) as connection:
+            progress = connection.scalar(select(_P.progress).where(_P.id == self.plan_id)) or {}
+            behind = (_I.state == "waiting", _I.place > progress.get(RESERVED_TO, 0))
+            asked = select(func.count()).select_from(PLAN_ITEMS).where(_I.plan_id == self.plan_id, *behind)
+            return int(connection.scalar(asked) or 0)
+
+    def _reserve_some(self) -> Mapping[int, str] | None:
+        """Why some of these are skipped; None if there is nothing more to reserve."""
+        with writing(self.engine) as connection:
+            # Locked: what is taken meanwhile would be found as changed since the plan.
+            plan = connection.execute(
+                select(_P.state, _P.progress).where(_P.id == self.plan_id).with_for_update()
+            ).one_or_none()
+            if plan is None or plan.state != "applying":
+                return None
+            items = waiting_items(connection, self.plan_id, plan.progress.get(RESERVED_TO, 0), _AT_ONCE)
+            if not items:
+                return None
+            progress = {**plan.progress, RESERVED_TO: items[-1].place}
+            connection.execute(update(PLANS).where(_P.id == self.plan_id).values(progress=progress))
+            places = {item.message_id: item.place for item in items}
+            rows = current_rows(connection, list(places), locked=True)
+            confirmed = mark_items_sent(connection, self.plan_id, places, items)
+            skipped = {
+                item.message_id: reason_to_skip(item, rows.get(item.message_id), self.plan_id, self._to_queue)
+                for item in items
+                if item.message_id not in confirmed
+            }
+            skipped = {row_id: why for row_id, why in skipped.items() if why}
+            free = {row_id for row_id, row in rows.items() if row.plan_id is None}
+            mine = free - skipped.keys() - confirmed
+            connection.execute(update(MESSAGES).where(in_list(connection, _M.id, mine)).values(plan_id=self.plan_id))
+            skip_items(connection, self.plan_id, places, skipped)
+        return skipped
+
+    def take(self, limit: int, ceiling: int | None, now: datetime) -> Taken:
+        """At most so many more rows, with a lease; `ceiling` bounds how many of the plan may be out in total.
+
+        When nothing waits any more, what an apply that was cut has left behind.
+        """
+        with writing(self.engine) as connection:
+            # Locked: of two applies at once only one may use up what a canary step allows.
+            state = str(connection.scalar(select(_P.state).where(_P.id == self.plan_id).with_for_update()))
+            if state != "applying":
+                return Taken(state, is_over=True)
+            wanted = left = limit
+            if ceiling is not None:
+                room = ceiling - outcomes_of(connection, self.plan_id, self._counted_from).sent
+                wanted = min(limit, room - held_rows(connection, self.plan_id)[0])
+                left = min(limit, room - held_rows(connection, self.plan_id, now)[0])
+            items = waiting_items(connection, self.plan_id, self._place, wanted) if wanted > 0 else []
+            self._places.update({item.message_id: item.place for item in items})
+            taken = self._take(connection, items, now) if items else Taken(state, is_over=True)
+        if items:
+            self._place = items[-1].place
+        elif left > 0 and (sizes := self._take_over(left, now)):
+            return Taken(state, sizes, self.begin(sizes, now))
+        return taken
+
+    def return_expired(self, now: datetime) -> None:
+        """Give back what an apply that was cut has left behind, as soon as its leases are over."""
+        while left_behind := self._take_over(_AT_ONCE, now):
+            self._back(dict.fromkeys(left_behind, "the apply was cut, and its plan is over"), now, {})
+            self._forget(left_behind)
+
+    def _take_over(self, limit: int, now: datetime) -> dict[int, int]:
+        """Rows of an apply whose lease ran out, and the sizes of their bodies; their attempts go on."""
+        found = claim.take_over(
+            self.engine, self._worker, now, limit, self._lease, plan_id=self.plan_id, actor=self._actor
+        )
+        self._tokens.update({row.row_id: row.token for row in found})
+        self._origins.update({row.row_id: self._to_queue or row.origin for row in found})
+        self._taken_over.update(row.row_id for row in found if row.has_attempt)
+        if found:
+            self._look_up_places([row.row_id for row in found])
+        return {row.row_id: row.body_size for row in found}
+
+    def _look_up_places(self, row_ids: Sequence[int]) -> None:
+        with reading(self.engine) as connection:
+            this = (_I.plan_id == self.plan_id, in_list(connection, _I.message_id, row_ids))
+            for item in connection.execute(select(_I.message_id, _I.place).where(*this)):
+                self._places[item.message_id] = item.place
+
+    def _take(self, connection: Connection, items: Sequence[Row[*tuple[Any, ...]]], now: datetime) -> Taken:
+        rows = current_rows(connection, [item.message_id for item in items], locked=True)
+        confirmed = mark_items_sent(connection, self.plan_id, self._places, items)
+        why_not: dict[int, str] = {}
+        moves: list[RowMove] = []
+        token = secrets.token_hex(16)
+        lock = {
+            "lock_owner": self._worker,
+            "lock_token": token,
+            "locked_at": now,
+            "lease_until": now + self._lease,
+            "plan_id": self.plan_id,
+        }
+        for item in items:
+            row = rows.get(item.message_id)
+            if item.message_id in confirmed or (row is not None and is_held(row, self.plan_id)):
+                continue
+            why = reason_to_skip(item, rows.get(item.message_id), self.plan_id, self._to_queue)
+            if why:
+                why_not[item.message_id] = why
+            else:
+                moves.append(RowMove(item.message_id, item.seen_status, Status.PROCESSING, None, self._reason, lock))
+        states.move_locked(connection, moves, now, self._actor)
+        skip_items(connection, self.plan_id, self._places, why_not)
+        ids = [move.row_id for move in moves]
+        numbers = attempts.begin_locked(connection, ids, dict.fromkeys(ids), self._worker, now)
+        self._mark_begun(connection, numbers)
+        self._mark_confirmed_late(connection, set(ids) - numbers.keys())
+        self._tokens.update(dict.fromkeys(numbers, token))
+        found = {row_id: rows[row_id] for row_id in numbers}
+        self._origins.update(
+            {
+                each.id: self._to_queue or breakers.place(each.origin_queue, each.origin_exchange, each.origin_key)
+                for each in found.values()
+            }
+        )
+        sizes = {row_id: rows[row_id].body_size for row_id in numbers}
+        return Taken("applying", sizes, numbers, dict(Counter(why_not.values())))
+
+    def begin(self, row_ids: Iterable[int], now: datetime) -> dict[int, int]:
+        """Attempt numbers by row id, written down, with a lease that starts anew: they are this apply's still.
+
+        Left out is what another apply has taken over meanwhile, or what is confirmed.
+        """
+        tokens = {row_id: self._tokens[row_id] for row_id in row_ids if row_id in self._tokens}
+        with writing(self.engine) as connection:
+            numbers = attempts.begin(connection, tokens, dict.fromkeys(tokens), self._worker, now, self._lease)
+            self._mark_begun(connection, numbers)
+        for row_id in tokens.keys() - numbers.keys():
+            # Its confirm may still come, for its place in the plan; the other thread may have let it go meanwhile.
+            if self._tokens.get(row_id) == tokens[row_id]:
+                self._tokens.pop(row_id, None)
+        return numbers
+
+    def outgoing(self, numbers: Mapping[int, int]) -> list[Outgoing] | None:
+        """The rows with their bytes; None if the plan is no longer being applied."""
+        with reading(self.engine) as connection:
+            is_applied = exists().where(_P.id == self.plan_id, _P.state == "applying")
+            found = attempts.content_of(connection, numbers, self._to_queue, is_applied)
+        return found if len(found) == len(numbers) or self.is_applied() else None
+
+    def is_applied(self) -> bool:
+        """Nobody has aborted or stopped the plan."""
+        with reading(self.engine) as connection:
+            return connection.scalar(select(_P.state).where(_P.id == self.plan_id)) == "applying"
+
+    def sent(self, numbers: Mapping[int, int], now: datetime) -> None:
+        """The broker has confirmed these attempts, by row id."""
+        with writing(self.engine) as connection:
+            # Rows before attempts, in one order, as everywhere: nobody waits in a circle.
+            attempts.lock(connection, numbers)
+            marked = [self._origins.get(row.message_id) for row in attempts.confirm(connection, numbers, now)]
+            for number, alike in self._by_number(connection, numbers):
+                connection.execute(move_items("sent", (*alike, _I.attempt == number)))
+            origins = (origin for origin in marked if origin is not None)
+            if self._to_queue is not None:
+                # Where it goes from now on, whoever sends it again.
+                place = {"origin_queue": self._to_queue, "origin_exchange": None, "moved_to": self._to_queue}
+                moved = (in_list(connection, _M.id, numbers), _M.origin_queue.is_distinct_from(self._to_queue))
+                connection.execute(update(MESSAGES).where(*moved).values(place))
+            breakers.count_sent(connection, origins, now, self._limits)
+        self._forget(numbers)
+
+    def give_back(self, row_ids: Mapping[int, str], now: datetime, *, to_person: bool = False) -> None:
+        """Rows by why they were not sent: they become what they were, and wait in the plan as before.
+
+        What was taken over stays as it is until its lease is over, for the first to publish it may still be heard of.
+        To a person goes what no later try would send: it is manual then, and the plan is done with it.
+        """
+        if not to_person:
+            self._back({row_id: why for row_id, why in row_ids.items() if row_id not in self._taken_over}, now, {})
+        else:
+            moved = self._back(row_ids, now, {"next_retry_at": None, "plan_id": None}, Status.MANUAL)
+            with writing(self.engine) as connection:
+                why_not = {row_id: why for row_id, why in row_ids.items() if row_id in moved}
+                skip_items(connection, self.plan_id, self._places, why_not)
+                breakers.release_probes(connection, moved, now)
+        self._forget(row_ids)
+
+    def held(self) -> tuple[int, datetime | None]:
+        """Rows that some apply holds, and when the last lease ends."""
+        with reading(self.engine) as connection:
+            return held_rows(connection, self.plan_id)
+
+    def outcomes(self) -> Outcomes:
+        with reading(self.engine) as connection:
+            return outcomes_of(connection, self.plan_id, self._counted_from)
+
+    def _back(
+        self, row_ids: Mapping[int, str], now: datetime, columns: Mapping[str, object], to: Status | None = None
+    ) -> set[int]:
+        tokens = {row_id: self._tokens[row_id] for row_id in row_ids if row_id in self._tokens}
+        if not tokens:
+            return set()
+        with writing(self.engine) as connection:
+            unsent = attempts.abandon_unsent(connection, tokens, now)
+            these = self._items(connection, unsent)
+            before = connection.execute(select(_I.message_id, _I.seen_status).where(*these)).all()
+            moves = [
+                RowMove(row_id, Status.PROCESSING, to or seen, tokens[row_id], row_ids[row_id], columns)
+                for row_id, seen in before
+            ]
+            moved = states.move_many(connection, moves, now, self._actor)
+            # As they are now is how the plan knows them from here on.
+            back = update(PLAN_ITEMS).where(*self._items(connection, moved))
+            connection.execute(back.values(seen_updated_at=now, attempt=None))
+        return moved
+
+    def _items(self, connection: Connection, row_ids: Collection[int]) -> Items:
+        return items_of_rows(self.plan_id, self._places, row_ids, connection)
+
+    def _by_number(
+        self, connection: Connection, numbers: Mapping[int, int]
+    ) -> Iterator[tuple[int, tuple[ColumnElement[bool], ...]]]:
+        for number in set(numbers.values()):
+            yield number, self._items(connection, [row_id for row_id in numbers if numbers[row_id] == number])
+
+    def _forget(self, row_ids: Iterable[int]) -> None:
+        for row_id in row_ids:
+            self._tokens.pop(row_id, None)
+            self._places.pop(row_id, None)
+            self._origins.pop(row_id, None)
+            self._taken_over.discard(row_id)
+
+    def _mark_begun(self, connection: Connection, numbers: Mapping[int, int]) -> None:
+        for number, alike in self._by_number(connection, numbers):
+            is_new = _I.attempt.is_distinct_from(number)
+            connection.execute(update(PLAN_ITEMS).where(*alike, is_new).values(attempt=number))
+
+    def _mark_confirmed_late(self, connection: Connection, row_ids: Collection[int]) -> None:
+        """An attempt that was given up, and confirmed after that, is what the plan has sent of them."""
+        if row_ids:
+            number = select(ATTEMPTS.c.number).where(ATTEMPTS.c.message_id == _I.message_id, text(IS_OPEN))
+            late = move_items("sent", self._items(connection, row_ids))
+            connection.execute(late.values(attempt=number.scalar_subquery()))

@@ -1,0 +1,317 @@
+"""What a replay plan is known by, what speaks against it, and how far it may go: a few first, the rest if they stay.
+
+An item is sent when the broker has confirmed it. Whether it failed is known soon, when it is dead-lettered again; that
+it did not is known only after the observation window. So a canary step may take longer than a run, and the next run
+goes on where this one stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from hashlib import sha256
+from typing import Final
+
+from dlqbatch.errors import SettingsError
+
+CANARY_STEPS: Final = (1, 10, 100)
+"""How many in total are out before their outcome is waited for; then all."""
+MAX_FAILURE_RATE: Final = 0.1
+BACKED_UP: Final = 1_000
+"""Messages waiting in an origin from which on it counts as backed up."""
+FAILS_AGAIN: Final = 0.5
+"""An origin loops straight back from this share of failures in_list the attempts that ended of late."""
+HASH_LENGTH: Final = 16
+SHORTEST_PREFIX: Final = 8
+LARGEST_BODY: Final = 16 * 1024 * 1024
+LARGEST_BODY_BEFORE_4: Final = 128 * 1024 * 1024
+_FIRST_WITH_SMALL_BODIES: Final = (4, 0)
+
+
+class PlanHash:
+    """The hash of a plan, made from its items in their order; ask for it at the end."""
+
+    def __init__(self, to_queue: str | None, created_at: datetime) -> None:
+        self._digest = sha256(f"{to_queue!r} {created_at.isoformat()}".encode("utf-8", "surrogatepass"))
+
+    def add(self, row_id: int, status: str, updated_at: datetime) -> None:
+        self._digest.update(f"\n{row_id} {status} {updated_at.isoformat()}".encode())
+
+    def hash(self) -> str:
+        return self._digest.hexdigest()[:HASH_LENGTH]
+
+
+# --- What speaks against it
+
+
+class RiskName(StrEnum):
+    ORIGIN_MISSING = "origin-missing"
+    ORIGIN_NOT_ALLOWED = "origin-not-allowed"
+    RESOLVED_BEFORE = "resolved-before"
+    REPLACED = "replaced"
+    POSSIBLE_DUPLICATE = "possible-duplicate"
+    ORIGIN_UNKNOWN = "origin-unknown"
+    ORIGIN_UNCLEAR = "origin-unclear"
+    ORIGIN_EXCHANGE = "origin-exchange"
+    NO_CONSUMERS = "no-consumers"
+    BACKED_UP = "backed-up"
+    LOOPS_BACK = "loops-back"
+    FAILED_BEFORE = "failed-before"
+    RULE_SAYS_MANUAL = "rule-says-manual"
+    BODY_TOO_LARGE = "body-too-large"
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    name: RiskName
+    messages: int
+    """How many messages of the plan it concerns."""
+    says: str
+    """What it means and what to do, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An origin as the broker shows it."""
+
+    name: str
+    is_there: bool | None
+    """None: it could not be looked at."""
+    messages: int | None = None
+    consumers: int | None = None
+    """None: an exchange has neither."""
+    why: str = ""
+    is_exchange: bool = False
+    queues: tuple[str, ...] = ()
+    """The queues that an exchange leads its messages to, as far as they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a plan's messages before any of them moves."""
+
+    by_place: Mapping[str, int]
+    """How many go where; without those that nobody knows a place for."""
+    without_origin: int = 0
+    recent: Mapping[str, tuple[int, int]] | None = None
+    """Attempts that failed of late, and all that ended, by place."""
+    failed_before: int = 0
+    """Messages of groups in which a retry from the store failed before."""
+    said_manual: Mapping[str, int] | None = None
+    """The messages of each rule that says manual."""
+    replaced: int = 0
+    """Messages whose work another message does as well, by an edit: it goes too, or went already."""
+    replaced_by: tuple[int, int] | None = None
+    """One of them, and that other message."""
+    large_bodies: int = 0
+    largest_body: int = LARGEST_BODY
+    possible_duplicates: int = 0
+    """Messages that ingest could not tell from another one."""
+    not_allowed: int = 0
+    """Messages whose origin only a client's headers name, and nobody has allowed; apply leaves them to a person."""
+    resolved_before: int = 0
+    """Messages that a person has taken back after they were resolved."""
+
+
+def largest_body(version: tuple[int, ...]) -> int:
+    """Bytes of a body that a broker of this version takes unless it is set up otherwise."""
+    return LARGEST_BODY if version >= _FIRST_WITH_SMALL_BODIES else LARGEST_BODY_BEFORE_4
+
+
+def risks(facts: Facts, places: Mapping[str, Place]) -> tuple[Risk, ...]:
+    """The gravest first; none of them stops a plan, but `apply` refuses while an origin is missing."""
+    found: list[Risk] = []
+    for name, count in facts.by_place.items():
+        found.extend(_of_place(places[name], count, (facts.recent or {}).get(name, (0, 0))))
+    if facts.without_origin:
+        says = "nobody knows where they failed, so they are skipped; `--to-queue` says where to send them"
+        found.append(Risk(RiskName.ORIGIN_UNKNOWN, facts.without_origin, says))
+    if facts.not_allowed:
+        says = (
+            "only headers that a client wrote name their origin, and `dlqbatch.origins-allowed` does not list it: "
+            "apply leaves them to a person. List it, or plan again with `--to-queue`"
+        )
+        found.append(Risk(RiskName.ORIGIN_NOT_ALLOWED, facts.not_allowed, says))
+    if facts.resolved_before:
+        says = (
+            "they were resolved before somebody took them back: their work was done, and is done twice. `dlqbatch "
+            "messages journal` shows who did it and why; plan again without them if that was a mistake"
+        )
+        found.append(Risk(RiskName.RESOLVED_BEFORE, facts.resolved_before, says))
+    if facts.replaced:
+        example = " as message {1} beside message {0}".format(*facts.replaced_by) if facts.replaced_by else ""
+        says = (
+            f"an edit made another message for the same work{example}. It is done twice if both go; `dlqbatch messages "
+            "journal` shows what became of the other. Discard one of them, and plan again"
+        )
+        found.append(Risk(RiskName.REPLACED, facts.replaced, says))
+    if facts.possible_duplicates:
+        says = (
+            "ingest could not tell them from others that are alike, and flagged both: the work may be done twice. "
+            "Compare them with `dlqbatch messages show`, and discard those that are the same"
+        )
+        found.append(Risk(RiskName.POSSIBLE_DUPLICATE, facts.possible_duplicates, says))
+    if facts.large_bodies:
+        says = (
+            f"their bodies are larger than {facts.largest_body // 2**20} MiB, which this broker refuses by default. "
+            "Ask who runs it for `max_message_size`, or plan again without them"
+        )
+        found.append(Risk(RiskName.BODY_TOO_LARGE, facts.large_bodies, says))
+    if facts.failed_before:
+        says = (
+            "equal failures came back from a retry before. If the cause is mended since, go on: the canary sends a few "
+            "first, and stops if they come back. If not, mend it first"
+        )
+        found.append(Risk(RiskName.FAILED_BEFORE, facts.failed_before, says))
+    for rule, count in (facts.said_manual or {}).items():
+        says = (
+            f"the rule '{rule}' says manual: the same message is expected to fail the same way. Edit it (`dlqbatch "
+            "messages edit`), or be sure that the consumer has changed"
+        )
+        found.append(Risk(RiskName.RULE_SAYS_MANUAL, count, says))
+    return tuple(sorted(found, key=lambda risk: (_GRAVITY[risk.name], -risk.messages)))
+
+
+def _of_place(place: Place, count: int, recent: tuple[int, int]) -> Iterable[Risk]:
+    name = place.name
+    if place.is_there is None:
+        yield Risk(RiskName.ORIGIN_UNCLEAR, count, f"'{name}' could not be looked at: {place.why}")
+        return
+    if not place.is_there:
+        says = f"'{name}' is not on the broker; declare it, or plan again with `--to-queue`. Apply refuses until then"
+        yield Risk(RiskName.ORIGIN_MISSING, count, says)
+        return
+    if place.is_exchange:
+        known = f" ({', '.join(place.queues[:_MOST_QUEUES])}{', …' if len(place.queues) > _MOST_QUEUES else ''})"
+        says = (
+            f"'{name}' is an exchange: every queue that it leads them to gets them{known if place.queues else ''}, "
+            "also those whose consumers did their work. `--to-queue` sends them to one queue alone"
+        )
+        yield Risk(RiskName.ORIGIN_EXCHANGE, count, says)
+    if place.consumers == 0:
+        says = (
+            f"nobody has subscribed to '{name}': they wait there, unless a worker polls (basic.get is not counted). "
+            "Start its consumers first"
+        )
+        yield Risk(RiskName.NO_CONSUMERS, count, says)
+    if place.messages is not None and place.messages > BACKED_UP:
+        says = (
+            f"{place.messages:,} messages wait in '{name}' already; these come behind them. Wait, or go slowly with "
+            "`--rate`"
+        )
+        yield Risk(RiskName.BACKED_UP, count, says)
+    failed, ended = recent
+    if failed and failed >= ended * FAILS_AGAIN:
+        says = (
+            f"of the last {ended:,} retries to '{name}', {failed:,} failed: these may come straight back. Mend the "
+            "cause first; the canary shows whether it is mended"
+        )
+        yield Risk(RiskName.LOOPS_BACK, count, says)
+
+
+_MOST_QUEUES: Final = 5
+_GRAVITY: Final = {name: place for place, name in enumerate(RiskName)}
+
+
+# --- How far it may go
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Of the items sent since the plan was applied, or since it was taken up again after a stop."""
+
+    sent: int = 0
+    failed: int = 0
+    succeeded: int = 0
+
+    @property
+    def open(self) -> int:
+        return self.sent - self.failed - self.succeeded
+
+    @property
+    def failure_rate(self) -> float:
+        return self.failed / self.sent if self.sent else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    limit: int | None
+    """How many may be out in total; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    step: int
+    """The canary step that is out, and whose outcome is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    why: str
+
+
+Verdict = Go | Wait | Stop
+
+
+def how_far(outcomes: Outcomes, *, canary: bool, max_failure_rate: float) -> Verdict:
+    """What may be sent next; a failure rate of 1 is never exceeded."""
+    if outcomes.failure_rate > max_failure_rate:
+        rate = f"{outcomes.failure_rate:.0%}"
+        return Stop(
+            f"{outcomes.failed:,} of {outcomes.sent:,} came back, which is {rate} and more than {max_failure_rate:.0%}"
+        )
+    if not canary or outcomes.sent > CANARY_STEPS[-1]:
+        return Go(None)
+    step = next(step for step in (0, *CANARY_STEPS) if step >= outcomes.sent)
+    if outcomes.sent < step:
+        return Go(step)
+    if outcomes.open:
+        return Wait(step)
+    return Go(next((following for following in CANARY_STEPS if following > step), None))
+
+
+# --- How fast
+
+
+_RATE: Final = re.compile(r"\s*(?P<number>\d+(\.\d+)?)\s*(/\s*(?P<unit>s|sec|second|m|min|minute|h|hour))?\s*")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+_SAVED_UP: Final = 1.0
+"""Seconds' worth of messages that may be made up for after a hold-up."""
+
+
+def rate_of(text: str) -> float:
+    """Messages a second, from `50`, `50/s`, `600/min` or `10/h`."""
+    found = _RATE.fullmatch(text)
+    number = float(found["number"]) / _SECONDS[(found["unit"] or "s")[0]] if found else 0.0
+    if not number or math.isinf(number):
+        raise SettingsError(f"'{text}' is no rate; write 50/s, 600/min or 10/h")
+    return number
+
+
+class Pace:
+    """How many may go out by now, on a monotonic clock; evenly, and never more than a second's worth at once.
+
+    Its time begins when it is first asked: what the run did before is nothing to be made up for.
+    """
+
+    def __init__(self, per_second: float | None) -> None:
+        self._per_second = per_second
+        self._now: float | None = None
+        self._allowed = 1.0
+
+    def allowed(self, now: float, room: int) -> int:
+        if self._per_second is None:
+            return room
+        most = max(self._per_second * _SAVED_UP, 1.0)
+        since = 0.0 if self._now is None else now - self._now
+        self._allowed = min(self._allowed + since * self._per_second, most)
+        self._now = now
+        return min(room, int(self._allowed))
+
+    def took(self, number: int) -> None:
+        if self._per_second is not None:
+            self._allowed -= number

@@ -1,0 +1,1 @@
+"""Delete what has been kept long enough, or move it to cold storage; and bring it back from there."""

@@ -1,1 +1,0 @@
-"""The jobs: each run is one bounded pass that yields a report."""

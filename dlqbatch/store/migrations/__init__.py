@@ -1,0 +1,1 @@
+"""Alembic's side of the schema; `dlqbatch.store.migrate` drives it."""

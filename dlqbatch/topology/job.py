@@ -1,0 +1,197 @@
+"""`topology plan`, `apply`, `export` and `delete`, each from the settings to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from dlqbatch.broker.access import access_to, connect, management_api
+from dlqbatch.broker.answers import LIMITS_DELIVERIES
+from dlqbatch.broker.connection import Connection
+from dlqbatch.broker.queue_types import quorum_queues
+from dlqbatch.errors import SettingsError, TopologyMismatch
+from dlqbatch.settings import Settings
+from dlqbatch.settings.topologies import default_ladder as ladder_of
+from dlqbatch.settings.topologies import topologies
+from dlqbatch.topology import declare, delays, inspect
+from dlqbatch.topology.declare import kinds_of, limits_deliveries, matched
+from dlqbatch.topology.kinds import KINDS, Kind, PerQueue, demonstration, whole
+from dlqbatch.topology.model import DELIVERY_LIMIT, QUEUE_TYPE, Topology, relay_of
+from dlqbatch.topology.plan import DIFFERENT, Difference, Plan, compare, definitions
+from dlqbatch.topology.remove import Removal, foresee, remove, return_exchanges
+
+_ASKS_AGAIN_AFTER: Final = 5.0
+"""Seconds; each question that stays unanswered can take fifteen, in which nothing else is done."""
+_MARGIN: Final = 5.0
+"""Seconds that a run may need beyond its bounds to begin and to end."""
+_OLD_LIMIT: Final = Difference(DELIVERY_LIMIT, "none", "-1")
+
+
+def choose(settings: Settings, what: Sequence[str]) -> tuple[Kind, ...]:
+    """The topologies of these names and kinds; without any, all of them."""
+    kept = topologies(settings)
+    if not what:
+        return tuple(kept.values())
+    found: dict[str, Kind] = {}
+    for word in what:
+        named = {
+            name: kind
+            for name, kind in kept.items()
+            if word.replace("_", "-") == name or (word in KINDS and isinstance(kind, KINDS[word]))
+        }
+        if not named:
+            known = [*KINDS, *kept]
+            guess = get_close_matches(word, known, n=1)
+            meant = f"; perhaps {guess[0]} was meant" if guess and guess[0] != word else ""
+            raise SettingsError(
+                f"the settings describe no topology '{word}'{meant}. They describe: {', '.join(kept) or 'none'}"
+            )
+        found |= named
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    plan: Plan
+    """What there was to do."""
+    delays: tuple[str, ...] = ()
+    """The queues whose delay differs, or is half changed."""
+    is_marked: bool = False
+    """A change of a delay is under way, or was cut off: no run declares anything."""
+    is_done: bool = True
+
+
+def plan(settings: Settings, kinds: Sequence[Kind]) -> Applied:
+    """What `apply` would do; nothing is changed."""
+    with _connection(settings) as connection:
+        found, _ = _plan(connection, inspect.Reader(management_api(settings)), kinds)
+        to_change = _delays(connection, found, kinds, kinds)
+        is_marked = declare.changing(connection)
+        return Applied(found, to_change, is_marked, is_done=found.is_done and not to_change and not is_marked)
+
+
+def apply(
+    settings: Settings,
+    kinds: Sequence[Kind],
+    *,
+    change_ttl: bool = False,
+    with_demonstration: bool = False,
+    report: Callable[[str, str], None] = lambda _queue, _step: None,
+) -> Applied:
+    """Declare what is missing; a delay that differs is changed if that is asked for, else nothing is done at all."""
+    with _connection(settings) as connection:
+        reader = inspect.Reader(management_api(settings))
+        found, _ = _plan(connection, reader, kinds)
+        # Whoever was cut off may have been at work on another topology of ours: that has to be ended as well.
+        concerned = tuple(dict.fromkeys((*kinds, *kinds_of(settings))))
+        to_change = _delays(connection, found, kinds, concerned)
+        for item in found.of(DIFFERENT):
+            if item.name not in to_change:
+                first = item.differences[0]
+                raise TopologyMismatch(item.kind, item.name, first.argument, first.found, first.wanted)
+        is_marked = declare.changing(connection)
+        if (to_change or is_marked) and not change_ttl:
+            return Applied(found, to_change, is_marked, is_done=False)
+        if to_change or is_marked:
+            _change(settings, connection, reader, concerned, to_change, report)
+        matched(connection, kinds, declare.declare)
+        if with_demonstration:
+            declare.declare(connection, demonstration(ladder_of(settings)))
+        return Applied(found, to_change)
+
+
+def export(settings: Settings, kinds: Sequence[Kind], version: tuple[int, ...] | None) -> dict[str, object]:
+    """Definitions for a broker of this version, else of the version of the one that the settings name."""
+    vhost = unquote(urlsplit(settings.broker_urls[0]).path[1:]) or "/"
+    if version is None:
+        with _connection(settings) as connection:
+            limited = limits_deliveries(connection)
+    else:
+        limited = version >= LIMITS_DELIVERIES
+    return definitions(whole(kinds, unlimited_deliveries=limited), vhost)
+
+
+def delete(
+    settings: Settings, kinds: Sequence[Kind], *, with_messages: bool = False, dry_run: bool = False
+) -> tuple[Removal, ...]:
+    """All of it or nothing: if one part must stay, none goes; what other topologies of ours share stays anyway."""
+    with _connection(settings) as connection:
+        if declare.changing(connection):
+            raise delays.ChangeUnderWay
+        reader = inspect.Reader(management_api(settings))
+        found, wanted = _plan(connection, reader, kinds)
+        others = [kind for kind in kinds_of(settings) if kind not in kinds]
+        doomed = wanted.without(whole(others))
+        foreseen = foresee(connection, doomed, found, reader, with_messages=with_messages)
+        if dry_run or any(one.why for one in foreseen):
+            return foreseen
+        names = [queue.name for queue in doomed.queues]
+        quorum = quorum_queues(connection, names, otherwise=False, cut_off=True)
+        done = remove(connection, foreseen, quorum, with_messages=with_messages)
+        ways_back = return_exchanges(connection, names, reader)
+        return done + remove(connection, ways_back, frozenset(), with_messages=False)
+
+
+@contextmanager
+def _connection(settings: Settings) -> Iterator[Connection]:
+    connection = connect(access_to(settings, "dlqbatch topology"))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _plan(connection: Connection, reader: inspect.Reader, kinds: Sequence[Kind]) -> tuple[Plan, Topology]:
+    wanted = whole(kinds, unlimited_deliveries=limits_deliveries(connection))
+    found = inspect.read(connection, wanted, reader)
+    # Declared by a broker before 4.0, which knew no such argument: no error, and `apply` warns of it.
+    parts = {
+        part: None if differs is None else tuple(one for one in differs if one != _OLD_LIMIT)
+        for part, differs in found.parts.items()
+    }
+    return compare(wanted, replace(found, parts=parts)), wanted
+
+
+def _delays(connection: Connection, found: Plan, kinds: Sequence[Kind], concerned: Sequence[Kind]) -> tuple[str, ...]:
+    """Delay queues whose TTL is to be changed, and those where somebody was cut off in doing so."""
+    differing = found.ttl_changes(queue for kind in kinds for queue in kind.delay_queues)
+    relays = {relay_of(queue): queue for kind in concerned for queue in kind.delay_queues}
+    half_done = (relays[relay] for relay in declare.existing(connection, relays))
+    return tuple(dict.fromkeys((*differing, *half_done)))
+
+
+def _change(
+    settings: Settings,
+    connection: Connection,
+    reader: inspect.Reader,
+    concerned: Sequence[Kind],
+    names: Sequence[str],
+    report: Callable[[str, str], None],
+) -> None:
+    topology = whole(concerned, unlimited_deliveries=limits_deliveries(connection))
+    direct = {queue for kind in concerned if isinstance(kind, PerQueue) for queue in kind.delay_queues}
+    there = [each for name in names for each in declare.existing(connection, [name, relay_of(name)])]
+    quorum = quorum_queues(connection, there, otherwise=False, cut_off=True)
+    wanted = []
+    for queue in topology.queues:
+        if queue.name not in names:
+            continue
+        is_quorum = bool({queue.name, relay_of(queue.name)} & quorum) or queue.arguments.get(QUEUE_TYPE) == "quorum"
+        if is_quorum:
+            reader.messages(queue.name)
+            if reader.silent is not None:
+                raise delays.ChangeNotSafe(queue.name, reader.silent)
+        bindings = tuple(one for one in topology.bindings if one.queue == queue.name)
+        wanted.append(delays.Wanted(queue, bindings, is_quorum, entered_directly=queue.name in direct))
+    # A change takes minutes: that the API failed once must not count until the end, as it does for a plan.
+    retrying = inspect.Reader(management_api(settings), asks_again_after=_ASKS_AGAIN_AFTER)
+    delays.Delays(
+        connection,
+        retrying.messages,
+        calm_after=settings.max_seconds + settings.settle_seconds + _MARGIN,
+        report=report,
+    ).change(wanted)

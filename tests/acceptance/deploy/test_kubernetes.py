@@ -1,0 +1,211 @@
+"""The manifests in deploy/kubernetes, held against published schemas and against the program and image they name."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import javaproperties
+import kubernetes_validate
+import pytest
+import yaml
+from program import ROOT, Program
+from published_schemas import keda_problems
+
+from dlqbatch import settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
+    (file.name, document) for file in sorted(FOLDER.glob("*.yaml")) for document in yaml.safe_load_all(file.read_text())
+]
+OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()  # before 1.27 a CronJob had no time zone
+# KEDA gives its triggers no schema; these are the fields of the rabbitmq trigger that its documentation names.
+TRIGGER = {
+    *("host", "queueName", "mode", "value", "activationValue", "protocol", "vhostName", "queueLength", "hostFromEnv"),
+    *("usernameFromEnv", "passwordFromEnv", "unsafeSsl", "tls", "useRegex", "pageSize", "operation", "metricName"),
+    *("timeout", "excludeUnacknowledged", "workloadIdentityResource"),
+}
+
+
+def named(kind: str) -> dict[str, dict[str, Any]]:
+    return {document["metadata"]["name"]: document for _, document in DOCUMENTS if document["kind"] == kind}
+
+
+def inner_spec(document: dict[str, Any]) -> dict[str, Any]:
+    """The specification that holds the pod template, wherever its kind has it."""
+    spec: dict[str, Any] = document.get("spec", {})
+    return spec.get("jobTemplate", spec).get("spec") or spec.get("jobTargetRef") or spec
+
+
+def pod_of(document: dict[str, Any]) -> dict[str, Any] | None:
+    return document if document["kind"] == "Pod" else inner_spec(document).get("template")
+
+
+PODS = {document["metadata"]["name"]: pod for _, document in DOCUMENTS if (pod := pod_of(document))}
+ARGUMENTS = {name: pod["spec"]["containers"][0].get("args") for name, pod in PODS.items()}
+(CONFIG,), (SECRET,) = named("ConfigMap").values(), named("Secret").values()
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_manifest_is_what_kubernetes_understands_down_to_the_last_field(version: str) -> None:
+    for file, document in DOCUMENTS:
+        if not document["apiVersion"].startswith("keda.sh/"):
+            try:
+                kubernetes_validate.validate(document, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                pytest.fail(f"{file}, {document['kind']}, Kubernetes {version}: {error.message} at {list(error.path)}")
+
+
+@pytest.mark.parametrize("kind", ["ScaledJob", "TriggerAuthentication"])
+def test_what_is_for_keda_is_what_keda_understands(kind: str) -> None:
+    (document,) = named(kind).values()
+    assert keda_problems(document) == []
+    broken = json.loads(json.dumps(document))
+    broken["spec"] |= {"unheard": 1, "pollingInterval": "soon"} if kind == "ScaledJob" else {"secretTargetRef": {}}
+    assert keda_problems(broken), "a schema that finds nothing proves nothing"
+
+
+def test_the_job_that_keda_starts_is_a_job() -> None:
+    (scaled,) = named("ScaledJob").values()
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": scaled["spec"]["jobTargetRef"]}
+    kubernetes_validate.validate(job, NEWEST, strict=True)
+
+
+def test_keda_looks_at_the_queue_that_drain_serves_and_adds_a_run_for_what_one_run_takes() -> None:
+    defaults = settings.load({}, {"DLQBATCH_CONFIG": "/dev/null"})
+    (scaled,) = named("ScaledJob").values()
+    (trigger,) = scaled["spec"]["triggers"]
+    asked = trigger["metadata"]
+    assert set(asked) <= TRIGGER
+    assert (trigger["type"], asked["protocol"], asked["mode"]) == ("rabbitmq", "amqp", "QueueLength")
+    assert asked["queueName"] == defaults.retry_queue
+    assert int(asked["value"]) == defaults.max_messages == int(asked["activationValue"]) + 1
+    authentication = named("TriggerAuthentication")[trigger["authenticationRef"]["name"]]
+    (host,) = authentication["spec"]["secretTargetRef"]
+    assert host["parameter"] == "host"
+    assert host["name"] == SECRET["metadata"]["name"]
+    assert host["key"] in SECRET["stringData"]
+
+
+def test_every_pod_keeps_the_strictest_rules_and_they_differ_only_in_what_they_run() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (user,) = re.findall(r"^USER (\d+)$", dockerfile, flags=re.MULTILINE)
+    for name, pod in PODS.items():
+        spec, (container,) = pod["spec"], pod["spec"]["containers"]
+        assert spec["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": int(user),
+            "runAsGroup": int(user),
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }, name
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }, name
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False  # its variables would look like settings
+        assert container["resources"]["limits"]["memory"]
+        assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+        assert {volume["name"] for volume in spec["volumes"]} == {each["name"] for each in container["volumeMounts"]}
+    assert len({pod["spec"]["containers"][0]["image"] for pod in PODS.values()}) == 1
+    assert len({json.dumps(pod["spec"]["volumes"]) for pod in PODS.values()}) == 1
+
+
+def test_every_pod_finds_its_settings() -> None:
+    folder, file = "/etc/dlqbatch", "application.properties"
+    for name, pod in PODS.items():
+        (container,) = pod["spec"]["containers"]
+        (secret,) = container["envFrom"]
+        assert secret["secretRef"]["name"] == SECRET["metadata"]["name"], name
+        assert {"name": "DLQBATCH_CONFIG", "value": f"{folder}/{file}"} in container["env"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts == {"config": folder, "tmp": "/tmp"}
+        (config,) = [volume for volume in pod["spec"]["volumes"] if volume["name"] == "config"]
+        assert config["configMap"]["name"] == CONFIG["metadata"]["name"]
+    assert set(CONFIG["data"]) == {file}
+
+
+def test_every_key_of_the_secret_and_every_line_of_the_configuration_is_a_setting(tmp_path: Path) -> None:
+    text = (FOLDER / "secret.example.yaml").read_text().replace("  # DLQBATCH_", "  DLQBATCH_")
+    variables = yaml.safe_load(text)["stringData"]
+    assert all("CHANGE-ME" in value for value in variables.values())
+    assert set(SECRET["stringData"]) == {"DLQBATCH_BROKER_URL", "DLQBATCH_DATABASE_URL"}
+    properties = re.sub(r"^#(?=dlqbatch\.)", "", CONFIG["data"]["application.properties"], flags=re.MULTILINE)
+    (tmp_path / "application.properties").write_text(properties)
+    for pod in PODS.values():
+        plain = {each["name"]: each["value"] for each in pod["spec"]["containers"][0]["env"]}
+        plain["DLQBATCH_CONFIG"] = str(tmp_path / "application.properties")
+        loaded = settings.load({}, variables | plain)
+        assert not loaded.warnings
+    assert set(javaproperties.loads(properties)) > {"dlqbatch.events.orders.*.created"}
+
+
+def test_no_pod_bounds_a_check_which_bounds_itself_by_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "application.properties").write_text(CONFIG["data"]["application.properties"])
+    shipped = [tmp_path, ROOT, ROOT / "deploy"]
+    for pod in PODS.values():
+        plain = {each["name"]: each["value"] for each in pod["spec"]["containers"][0]["env"]}
+        for folder in shipped:
+            loaded = settings.load({}, plain | {"DLQBATCH_CONFIG": str(folder / "application.properties")})
+            # A drain's bounds have defaults; set, they would be a check's too.
+            assert not loaded.model_fields_set & {"max_messages", "max_bytes"}
+
+
+def test_every_pod_runs_a_command_that_the_program_has() -> None:
+    program = Program({})
+    commands = {tuple(arguments) for arguments in ARGUMENTS.values() if arguments}
+    assert commands == {
+        *(("drain",), ("ingest",), ("lifecycle",), ("monitor",), ("retain",), ("schedule",)),
+        *(("db", "upgrade"), ("topology", "apply")),
+    }
+    for command in sorted(commands):
+        assert program.run(*command, "--help").code == 0, command
+
+
+def test_the_jobs_run_as_often_as_the_schedule_would_run_them() -> None:
+    from apscheduler.triggers.cron import CronTrigger  # noqa: PLC0415  (nothing else here needs it)
+
+    crons = named("CronJob")
+    assert set(crons) == {f"dlqbatch-{job}" for job in ("drain", "ingest", "lifecycle", "monitor", "retain")}
+    for name, cron in crons.items():
+        assert ARGUMENTS[name] == [name.removeprefix("dlqbatch-")]
+        CronTrigger.from_crontab(cron["spec"]["schedule"])
+        nightly = name == "dlqbatch-retain"
+        assert (cron["spec"]["schedule"] == "* * * * *") is not nightly
+
+
+def test_no_deadline_cuts_a_run_short_and_none_lasts_for_ever() -> None:
+    defaults = settings.load({}, {"DLQBATCH_CONFIG": "/dev/null"})
+    bound = defaults.connect_timeout_seconds + defaults.max_seconds + defaults.settle_seconds
+    for _, document in DOCUMENTS:
+        spec = inner_spec(document)
+        if document["kind"] in {"CronJob", "Job", "ScaledJob"}:
+            name = document["metadata"]["name"]
+            more = defaults.retain_max_seconds - defaults.max_seconds if name == "dlqbatch-retain" else 0
+            assert spec["activeDeadlineSeconds"] >= 2 * (bound + more), name
+    for name, pod in PODS.items():
+        if name == "dlqbatch-schedule":
+            assert pod["spec"]["terminationGracePeriodSeconds"] > bound
+        elif ARGUMENTS[name]:
+            assert pod["spec"]["terminationGracePeriodSeconds"] > defaults.settle_seconds
+
+
+def test_the_probes_ask_where_the_scheduler_answers() -> None:
+    (deployment,) = named("Deployment").values()
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    (address,) = [each["value"] for each in container["env"] if each["name"] == "DLQBATCH_HEALTH_ADDRESS"]
+    (port,) = container["ports"]
+    assert address == f"0.0.0.0:{port['containerPort']}"  # a probe comes from outside the pod
+    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+    # Not /healthz: a job that keeps failing is no reason to start the scheduler anew.
+    assert container["livenessProbe"]["httpGet"] == {"path": "/livez", "port": port["name"]}
+    (service,) = named("Service").values()
+    assert service["spec"]["ports"] == [{"name": port["name"], "port": 8421, "targetPort": port["name"]}]
+    assert service["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
