@@ -25,7 +25,6 @@ from dlqbatch.drain.decide import DeadLetter, Decision, Delay, Events, Return, R
 from dlqbatch.drain.readiness import Obstacles
 from dlqbatch.jobs import LEFT, Report, count, cut_off, depths_of, ending, unread
 from dlqbatch.topology.kinds import Drained
-from dlqbatch.topology.model import Ways
 
 if TYPE_CHECKING:
     from dlqbatch.drain.policy import Policy  # a run that finds no message needs none
@@ -106,13 +105,13 @@ class Drain:
 class _Lane(NamedTuple):
     """What a queue's messages are decided by, and where they go."""
 
-    ways: Ways
+    topology: Drained
     rules: Rules
     first_stage: bool
     closed: Mapping[int, str]
     """Tiers that nothing may be sent to now, and why."""
     delay: Callable[[str, int], Route]
-    """The ways' own, with its last answers at hand: the same few events come again and again."""
+    """The topology's own `delay`, which keeps its last results: the same few events come again and again."""
     delayed: str
     """What a message counts as that is sent there: without a delay queue it is returned at once."""
 
@@ -186,7 +185,7 @@ class _Handler:
                 envelope, decision.journey, limit=self._limit, digest=digest(), reason=decision.text, dead_at=now
             )
             if properties is not None:
-                return Publish(decision.journey.id, lane.ways.dead(), properties, DEAD_LETTERED, decision.reason)
+                return Publish(decision.journey.id, lane.topology.dead(), properties, DEAD_LETTERED, decision.reason)
         else:
             assert_never(decision)
         return self._too_large(decision.journey)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
-
-from dlqbatch.amqp.delivery import Route
+from typing import Final
 
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
@@ -108,16 +106,3 @@ class Source:
     queue: str
     first_stage: bool
     """Failures arrive here; otherwise it is what a tier feeds, and messages are to return from here."""
-
-
-class Ways(Protocol):
-    """Where a topology sends what a decision calls for."""
-
-    @property
-    def tiers(self) -> int: ...
-    @property
-    def waits(self) -> bool:
-        """There is a delay queue; without one, what is to be tried again goes back at once."""
-
-    def delay(self, event: str, tier: int) -> Route: ...
-    def dead(self) -> Route: ...
