@@ -6,11 +6,11 @@ from struct import error as StructError  # noqa: N812  (struct names its excepti
 from typing import Final, NamedTuple
 
 from dlqbatch.amqp import headers as names
-from dlqbatch.amqp.deaths import LATEST_TIME
 from dlqbatch.amqp.headers import Headers, scan
 from dlqbatch.amqp.properties import Properties, split
 from dlqbatch.amqp.returns import RETURN_PREFIX
 from dlqbatch.amqp.table import LONGEST_NAME, TEXT_TAGS, UnreadableTable, new, to_text
+from dlqbatch.amqp.x_death import LATEST_TIME
 
 
 class Origin(NamedTuple):

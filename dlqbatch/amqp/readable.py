@@ -15,9 +15,9 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
 from typing import Final, Literal, NamedTuple
 
-from dlqbatch.amqp.deaths import LATEST_TIME
 from dlqbatch.amqp.properties import split
 from dlqbatch.amqp.table import ARRAY, TABLE, TEXT_TAGS, Field, UnreadableTable, fields, items
+from dlqbatch.amqp.x_death import LATEST_TIME
 
 BodyForm = Literal["json", "text", "hex"]
 

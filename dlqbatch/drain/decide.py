@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from dlqbatch.amqp.deaths import deaths, newest_death
 from dlqbatch.amqp.envelope import UNMARKED, Envelope, Journey, Origin, journey_so_far
 from dlqbatch.amqp.headers import Headers
 from dlqbatch.amqp.identity import Digest, Identity, own_journey
@@ -20,6 +19,7 @@ from dlqbatch.amqp.origin import (
     salvaged_journey,
 )
 from dlqbatch.amqp.table import new
+from dlqbatch.amqp.x_death import deaths, newest_death
 
 MALFORMED = "malformed"
 ORIGIN_UNKNOWN = "origin-unknown"

@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from dlqbatch.amqp.deaths import LATEST_TIME, Death
 from dlqbatch.amqp.table import first_texts
+from dlqbatch.amqp.x_death import LATEST_TIME, Death
 
 # A larger body, in bytes, is not parsed.
 _LARGEST_PARSED: Final = 1024 * 1024

@@ -294,10 +294,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "expired-work-is-a-delay",
         "a message that expired where a client of RabbitMQ 3 had published it goes to another queue",
-        "amqp/deaths.py",
+        "amqp/x_death.py",
         "        return older[0] if is_wait and older[0].exchange != newest.exchange else newest\n",
         "        return older[0] if is_wait else newest\n",
-        "unit/amqp/test_deaths.py",
+        "unit/amqp/test_x_death.py",
     ),
     _one(
         "claimed-origin-believed",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlqbatch.amqp.deaths import Death
+from dlqbatch.amqp.x_death import Death
 from dlqbatch.ingest.dialects import Dramatiq, Failure, failure, read_dramatiq
 
 REJECTED = Death("orders", "shop", "orders.created", "rejected", 1)

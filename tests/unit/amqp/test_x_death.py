@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlqbatch.amqp.deaths import Death, _read_all, deaths, newest_death, past_deaths
 from dlqbatch.amqp.headers import Headers, scan
+from dlqbatch.amqp.x_death import Death, _read_all, deaths, newest_death, past_deaths
 
 REJECTED = Death("orders", "shop", "orders.created", "rejected", 1, 1_700_000_000)
 
