@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from dlqbatch.amqp import headers as names
 from dlqbatch.amqp.headers import Headers, scan
 from dlqbatch.amqp.properties import Properties, split
-from dlqbatch.amqp.returns import RETURN_PREFIX
+from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
 from dlqbatch.amqp.table import LONGEST_NAME, TEXT_TAGS, UnreadableTable, new, to_text
 from dlqbatch.amqp.x_death import LATEST_TIME
 

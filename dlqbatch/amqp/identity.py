@@ -15,7 +15,7 @@ from typing import Final
 
 from dlqbatch.amqp.envelope import Journey, Origin
 from dlqbatch.amqp.properties import labels, split
-from dlqbatch.amqp.returns import RETURN_PREFIX, return_exchange
+from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX, return_exchange
 from dlqbatch.amqp.table import UnreadableTable
 
 Digest = Callable[[], str]

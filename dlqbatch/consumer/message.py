@@ -16,7 +16,7 @@ from dlqbatch.amqp.headers import ID, WORKER_RETRIES
 from dlqbatch.amqp.identity import Identity, identity_of, own_journey
 from dlqbatch.amqp.properties import join
 from dlqbatch.amqp.readable import readable
-from dlqbatch.amqp.returns import RETURN_PREFIX
+from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
 from dlqbatch.amqp.stamp import stamp, without
 from dlqbatch.amqp.table import encode_field, encode_integer, encode_text, fields, to_bytes
 from dlqbatch.ingest.dialects import Failure

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 from typing import Final
 
-from dlqbatch.amqp.returns import RETURN_PREFIX
+from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
 from dlqbatch.broker.answers import LIMITS_DELIVERIES
 from dlqbatch.broker.facts import BindingFacts, BrokerFacts, QueueFacts, listed
 from dlqbatch.doctor import commands

@@ -10,7 +10,7 @@ from broker_client import Side, body_of, connected, move, publish, transfer
 
 from dlqbatch.amqp.delivery import AwaitOrigin, Hold, Route
 from dlqbatch.amqp.envelope import Origin
-from dlqbatch.amqp.returns import return_exchange
+from dlqbatch.amqp.return_exchange_name import return_exchange
 from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.transfer import Take
 

@@ -21,7 +21,7 @@ from dlqbatch.amqp.delivery import Delivery, Publish, Route
 from dlqbatch.amqp.envelope import Journey, Origin, open_envelope
 from dlqbatch.amqp.identity import Identity, digest_for, identity_of, own_journey
 from dlqbatch.amqp.origin import Trust
-from dlqbatch.amqp.returns import return_exchange
+from dlqbatch.amqp.return_exchange_name import return_exchange
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.consumer.message import Message
 from dlqbatch.drain.decide import DeadLetter, Delay, Return, Rules, decide

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dlqbatch.amqp.envelope import Envelope, Journey, Origin, open_envelope
 from dlqbatch.amqp.origin import Trust
-from dlqbatch.amqp.returns import return_exchange
+from dlqbatch.amqp.return_exchange_name import return_exchange
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.drain.decide import DeadLetter, Decision, Delay, Return, Rules, decide, origin_gone
 from dlqbatch.topology.kinds import Ladder
