@@ -39,7 +39,7 @@ from workload import EVENTS, properties
 from dlqbatch import logs
 from dlqbatch.amqp.origin import Trust
 from dlqbatch.broker import connection as connecting
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.broker.wire import Wire

@@ -17,8 +17,8 @@ from dlqbatch.broker.answers import explained
 from dlqbatch.broker.connection import Connection, PublishingBlocked
 from dlqbatch.broker.consume import Consume
 from dlqbatch.broker.fetch import AHEAD, Fetch, Gets, MessageSource, Spare, StoreFetch
-from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.publisher import Publisher
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.errors import BrokerLost, DlqbatchError
 
 WINDOW: Final = 512

@@ -20,9 +20,9 @@ from dlqbatch.amqp.headers import UNKNOWN_EVENT, WORKER_FAILED
 from dlqbatch.broker import frames
 from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.fetch import Receiving, Spare
-from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.publisher import Publisher
 from dlqbatch.broker.queue_types import quorum_queues
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import depths
 from dlqbatch.consumer.failure import failure_of
 from dlqbatch.consumer.message import Copies, Message

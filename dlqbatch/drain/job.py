@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from dlqbatch import logs
 from dlqbatch.broker.access import access_to, connect, management_api
 from dlqbatch.broker.connection import Connection
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.drain import readiness

@@ -17,7 +17,7 @@ from dlqbatch.amqp.envelope import Envelope, Journey, Origin, open_envelope
 from dlqbatch.amqp.identity import Digest, digest_for
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.amqp.table import new
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session, share
 from dlqbatch.broker.transfer import Tally
 from dlqbatch.drain import decide as decisions

@@ -15,8 +15,8 @@ from dlqbatch.amqp.origin import Trust
 from dlqbatch.broker.access import access_to, connect, management_api
 from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.management import expansion
-from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.queue_types import quorum_queues, types_by_api
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session, depths, share
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.drain.job import LOOKING_COSTS

@@ -14,8 +14,8 @@ from sqlalchemy import Engine
 from dlqbatch.amqp.patterns import is_wildcard, pattern
 from dlqbatch.broker.access import access_to, connect, management_api
 from dlqbatch.broker.connection import Connection
-from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.readings import Readings
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.errors import SettingsError

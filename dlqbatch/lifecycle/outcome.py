@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 from dlqbatch import logs
 from dlqbatch.broker.access import Access, connect
 from dlqbatch.broker.facts import QueueReading, Target
-from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.queue_types import quorum_queues
 from dlqbatch.broker.readings import Readings
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.errors import DlqbatchError, so_far

@@ -14,7 +14,7 @@ from dlqbatch.amqp.identity import Identity, digest_for
 from dlqbatch.amqp.origin import Failed, Found, Trust, failed_at
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.drain.decide import ORIGIN_GONE, ORIGIN_UNKNOWN
 from dlqbatch.drain.run import HEADERS_TOO_LARGE, ORIGIN_UNCLEAR
 from dlqbatch.jobs import LEFT

@@ -11,7 +11,7 @@ from typing import Final
 from sqlalchemy import Engine
 
 from dlqbatch.amqp.origin import Trust
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.errors import so_far
 from dlqbatch.jobs import LEFT, Report, count

@@ -14,8 +14,8 @@ from dlqbatch.amqp.envelope import Origin
 from dlqbatch.broker.access import management_api
 from dlqbatch.broker.connection import Connection as BrokerConnection
 from dlqbatch.broker.connection import NoAnswer, PublishingBlocked
-from dlqbatch.broker.origins import Origins
 from dlqbatch.broker.readings import Readings
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.errors import ChannelRefused, DlqbatchError
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import Outgoing, without_bodies

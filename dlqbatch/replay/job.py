@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from dlqbatch import logs
 from dlqbatch.broker.access import access_to, connect
 from dlqbatch.broker.connection import Connection
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.errors import DlqbatchError, SettingsError

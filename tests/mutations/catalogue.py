@@ -310,18 +310,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "origin-check-dropped",
         "an origin is taken to be there without the broker being asked",
-        "broker/origins.py",
+        "broker/return_exchanges.py",
         '            scratch.call_later("queue_declare", queue=origin.queue, passive=True)\n',
         "",
-        "integration/broker/test_origins.py::test_a_queue_that_is_not_there_is_gone_and_nothing_is_made_for_it",
+        "integration/broker/test_return_exchanges.py::test_a_queue_that_is_not_there_is_gone_and_nothing_is_made_for_it",
     ),
     _one(
         "every-failed-check-is-gone",
         "an origin that only cannot be looked at counts as gone, and its messages are dead-lettered",
-        "broker/origins.py",
+        "broker/return_exchanges.py",
         "            if not error.is_gone:\n                self._fail(place, error.text)\n                return\n",
         "",
-        "integration/broker/test_origins.py::test_without_any_right_to_publish_the_origin_is_unclear_and_the_message_stays",
+        "integration/broker/test_return_exchanges.py::test_without_any_right_to_publish_the_origin_is_unclear_and_the_message_stays",
     ),
     _one(
         "report-off-by-one",

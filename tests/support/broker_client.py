@@ -16,7 +16,7 @@ from dlqbatch.amqp.properties import join, split
 from dlqbatch.amqp.table import encode_text
 from dlqbatch.broker.access import Access, connect
 from dlqbatch.broker.connection import Connection
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.transfer import Bounds, Store, Take, Tally, Transfer, stores_nothing
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from broker_client import SINK, Side, connected, move, publish
 
 from dlqbatch.amqp.delivery import Route
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.transfer import Bounds, Take, Transfer
 from dlqbatch.check.run import in_parts
 from scripts import services

@@ -13,7 +13,7 @@ from broker_client import SINK, Side, body_of, connected, keep, move, publish, t
 
 from dlqbatch.amqp.delivery import AwaitOrigin, Gather, Offer, Route
 from dlqbatch.amqp.envelope import Origin
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.transfer import WINDOW, Bounds, Take, Transfer
 from dlqbatch.errors import DatabaseUnreadable
 from scripts.servers.rabbitmq import RabbitNode

@@ -11,7 +11,7 @@ from broker_client import Side, body_of, connected, move, publish, transfer
 from dlqbatch.amqp.delivery import AwaitOrigin, Hold, Route
 from dlqbatch.amqp.envelope import Origin
 from dlqbatch.amqp.return_exchange_name import return_exchange
-from dlqbatch.broker.origins import Origins
+from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.transfer import Take
 
 if TYPE_CHECKING:
