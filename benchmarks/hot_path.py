@@ -44,7 +44,7 @@ from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.broker.wire import Wire
 from dlqbatch.drain.decide import Rules
-from dlqbatch.drain.policy import EventRow, Policy
+from dlqbatch.drain.event_policy import EventRow, Policy
 from dlqbatch.drain.run import Drain
 from dlqbatch.topology.kinds import Ladder
 

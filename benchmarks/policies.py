@@ -36,7 +36,7 @@ from dlqbatch.topology.declare import apply_topology
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlqbatch.drain.policy import Policy
+    from dlqbatch.drain.event_policy import Policy
     from dlqbatch.settings import Settings
 
 PATTERN: Final = "*.orders.created"

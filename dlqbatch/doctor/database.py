@@ -19,7 +19,7 @@ from dlqbatch.doctor.broker import SKEW, SYNCHRONISE, ahead
 from dlqbatch.doctor.facts import DatabaseFacts, Deployment, RuleFacts, VirtualHost
 from dlqbatch.doctor.findings import Code, Finding
 from dlqbatch.drain.event_config import EventConfig
-from dlqbatch.drain.policy import EventRow, Policy
+from dlqbatch.drain.event_policy import EventRow, Policy
 from dlqbatch.errors import DatabaseUnreadable, PolicyMissing
 from dlqbatch.lifecycle.rule_rows import Rules
 from dlqbatch.retain.rows import count_due

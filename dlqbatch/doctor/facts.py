@@ -11,7 +11,7 @@ from dlqbatch.broker.facts import BindingFacts, BrokerFacts, Map, QueueFacts
 from dlqbatch.broker.routing import Routes
 from dlqbatch.doctor import commands
 from dlqbatch.doctor.findings import Finding
-from dlqbatch.drain.policy import EventRow
+from dlqbatch.drain.event_policy import EventRow
 
 
 @dataclass(frozen=True, slots=True)

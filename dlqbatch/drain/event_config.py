@@ -8,7 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, delete, func, insert, select, text, update
 
-from dlqbatch.drain.policy import EventRow, Policy
+from dlqbatch.drain.event_policy import EventRow, Policy
 from dlqbatch.errors import DatabaseUnreadable, PolicyMissing, SettingsError
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import engine_for

@@ -23,7 +23,7 @@ from dlqbatch.topology.declare import kinds_of, matched, trust_of
 from dlqbatch.topology.kinds import Drained, Kind
 
 if TYPE_CHECKING:
-    from dlqbatch.drain.policy import Policy  # a run that finds no message needs none
+    from dlqbatch.drain.event_policy import Policy  # a run that finds no message needs none
 
 log = logs.get(__name__)
 

@@ -27,7 +27,7 @@ from dlqbatch.jobs import LEFT, Report, count, cut_off, depths_of, ending, unrea
 from dlqbatch.topology.kinds import Drained
 
 if TYPE_CHECKING:
-    from dlqbatch.drain.policy import Policy  # a run that finds no message needs none
+    from dlqbatch.drain.event_policy import Policy  # a run that finds no message needs none
 
 log = logs.get(__name__)
 

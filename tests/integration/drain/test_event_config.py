@@ -20,7 +20,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from dlqbatch.drain.event_config import EventConfig
-from dlqbatch.drain.policy import EventRow, Policy
+from dlqbatch.drain.event_policy import EventRow, Policy
 from dlqbatch.errors import DatabaseUnreadable, PolicyMissing, SettingsError
 from dlqbatch.store import migrate
 from dlqbatch.store.engine import create_engine_for, reading, translated, where, writing

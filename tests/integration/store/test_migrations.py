@@ -15,7 +15,7 @@ from program import HANGS_AFTER
 from sqlalchemy import inspect, text
 
 from dlqbatch.drain.event_config import EventConfig
-from dlqbatch.drain.policy import EventRow
+from dlqbatch.drain.event_policy import EventRow
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.store import migrate
 from dlqbatch.store.engine import create_engine_for, reading, writing

@@ -29,7 +29,7 @@ from dlqbatch.doctor import commands
 from dlqbatch.doctor.facts import DatabaseFacts, Deployment, Part
 from dlqbatch.doctor.findings import Code, Severity
 from dlqbatch.doctor.job import examine
-from dlqbatch.drain.policy import EventRow
+from dlqbatch.drain.event_policy import EventRow
 
 BROKER = BrokerFacts((4, 1, 0), "v", "us er", "http://h:15672")
 STORE = DatabaseFacts("sqlite:///x", "sqlite3 x", version="3", newest="3", rows=(EventRow(1, "#", 3),))

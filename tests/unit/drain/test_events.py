@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlqbatch.amqp.patterns import is_pattern, matches, specificity
-from dlqbatch.drain.policy import EventRow, Policy, Rule
+from dlqbatch.drain.event_policy import EventRow, Policy, Rule
 
 DEFAULT = 3
 NAMES = st.lists(st.sampled_from(["a", "b", "*", "#"]), min_size=1, max_size=3).map(".".join)
