@@ -43,8 +43,8 @@ from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.broker.wire import Wire
-from dlqbatch.drain.decide import Rules
 from dlqbatch.drain.event_policy import EventRow, Policy
+from dlqbatch.drain.retry_decision import Rules
 from dlqbatch.drain.run import Drain
 from dlqbatch.topology.kinds import Ladder
 

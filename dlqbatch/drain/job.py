@@ -13,7 +13,7 @@ from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.drain import readiness
-from dlqbatch.drain.decide import Rules
+from dlqbatch.drain.retry_decision import Rules
 from dlqbatch.drain.run import Drain
 from dlqbatch.errors import DlqbatchError, SettingsError, TopologyMissing
 from dlqbatch.jobs import Report, RunOptions, bounds_of

@@ -20,9 +20,9 @@ from dlqbatch.amqp.table import new
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session, share
 from dlqbatch.broker.transfer import Tally
-from dlqbatch.drain import decide as decisions
-from dlqbatch.drain.decide import DeadLetter, Decision, Delay, Events, Return, Rules, decide, origin_gone
+from dlqbatch.drain import retry_decision as decisions
 from dlqbatch.drain.readiness import Obstacles
+from dlqbatch.drain.retry_decision import DeadLetter, Decision, Delay, Events, Return, Rules, decide, origin_gone
 from dlqbatch.jobs import LEFT, Report, count, cut_off, depths_of, ending, unread
 from dlqbatch.topology.kinds import Drained
 

@@ -15,7 +15,7 @@ from dlqbatch.amqp.origin import Failed, Found, Trust, failed_at
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
 from dlqbatch.broker.return_exchanges import Origins
-from dlqbatch.drain.decide import ORIGIN_GONE, ORIGIN_UNKNOWN
+from dlqbatch.drain.retry_decision import ORIGIN_GONE, ORIGIN_UNKNOWN
 from dlqbatch.drain.run import HEADERS_TOO_LARGE, ORIGIN_UNCLEAR
 from dlqbatch.jobs import LEFT
 from dlqbatch.lifecycle.attempts import Outgoing

@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from dlqbatch import logs
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Tally
-from dlqbatch.drain.decide import ORIGIN_UNKNOWN
+from dlqbatch.drain.retry_decision import ORIGIN_UNKNOWN
 from dlqbatch.errors import DatabaseLost, DatabaseUnreadable, DlqbatchError, so_far
 from dlqbatch.jobs import LEFT, Report, count
 from dlqbatch.lifecycle.resend import SENT, Resend

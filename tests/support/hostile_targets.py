@@ -28,7 +28,7 @@ from dlqbatch.amqp.stamp import stamp
 from dlqbatch.aws.events import understand
 from dlqbatch.broker import frames
 from dlqbatch.check.rules import failures, journey_of
-from dlqbatch.drain.decide import Return, Rules, decide
+from dlqbatch.drain.retry_decision import Return, Rules, decide
 from dlqbatch.errors import SettingsError
 from dlqbatch.ingest.examine import examine
 from dlqbatch.retain.archive import unpack

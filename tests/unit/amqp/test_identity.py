@@ -24,7 +24,7 @@ from dlqbatch.amqp.origin import Trust
 from dlqbatch.amqp.return_exchange_name import return_exchange
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.consumer.message import Message
-from dlqbatch.drain.decide import DeadLetter, Delay, Return, Rules, decide
+from dlqbatch.drain.retry_decision import DeadLetter, Delay, Return, Rules, decide
 from dlqbatch.ingest.examine import examine
 from dlqbatch.lifecycle.resend import Resend
 from dlqbatch.topology.kinds import Ladder

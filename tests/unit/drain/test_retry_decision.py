@@ -13,7 +13,7 @@ from dlqbatch.amqp.envelope import Envelope, Journey, Origin, open_envelope
 from dlqbatch.amqp.origin import Trust
 from dlqbatch.amqp.return_exchange_name import return_exchange
 from dlqbatch.amqp.stamp import stamp
-from dlqbatch.drain.decide import DeadLetter, Decision, Delay, Return, Rules, decide, origin_gone
+from dlqbatch.drain.retry_decision import DeadLetter, Decision, Delay, Return, Rules, decide, origin_gone
 from dlqbatch.topology.kinds import Ladder
 
 if TYPE_CHECKING:
