@@ -1,12 +1,16 @@
-"""One message as the broker delivered it, and what a run wants done with it."""
+"""One message as the broker delivered it, opened to be read, and what a run wants done with it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
 from typing import Any, Final, NamedTuple, Protocol
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.headers import Headers, scan
 from dlqbatch.amqp.identity import header_digest, message_id_of
+from dlqbatch.amqp.properties import Properties, split
+from dlqbatch.amqp.retry_headers import Origin
+from dlqbatch.amqp.table import UnreadableTable, new
 
 STOPPED: Final = "stopped"
 """Why a message was not published: its run, or the plan that it belongs to, was stopped just before."""
@@ -45,6 +49,30 @@ class Delivery:
         """The digest of body and message_id, as our header of that name holds it; the body is not copied."""
         pieces = (memoryview(chunk)[:-1] for chunk in self.chunks or ())
         return header_digest(message_id_of(self.properties), self.body_size, pieces)
+
+
+class Envelope(NamedTuple):
+    """An immutable view of a delivered message, without its body."""
+
+    exchange: str
+    """The exchange it was delivered from, by the broker's word."""
+    routing_key: str
+    redelivered: bool
+    body_size: int
+    properties: Properties
+    headers: Headers | None
+    """None when the broker delivered a table that cannot be read."""
+
+
+def open_envelope(exchange: str, routing_key: str, redelivered: bool, body_size: int, properties: bytes) -> Envelope:
+    """Open a message; this never raises: one that cannot be read is an envelope without headers."""
+    try:
+        cut = split(properties)
+        headers = scan(cut.data, cut.table_start, cut.table_end)
+    except (UnreadableTable, IndexError, StructError):
+        cut = Properties(properties, 0, 2, 2, 2, len(properties), None, None)
+        return Envelope(exchange, routing_key, redelivered, body_size, cut, None)
+    return new(Envelope, (exchange, routing_key, redelivered, body_size, cut, headers))
 
 
 class Offer(NamedTuple):

@@ -13,8 +13,8 @@ from hashlib import sha256
 from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
 from typing import Final
 
-from dlqbatch.amqp.envelope import Journey, Origin
 from dlqbatch.amqp.properties import labels, split
+from dlqbatch.amqp.retry_headers import Journey, Origin
 from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX, return_exchange
 from dlqbatch.amqp.table import UnreadableTable
 

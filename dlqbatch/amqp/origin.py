@@ -9,9 +9,10 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from dlqbatch.amqp.envelope import UNMARKED, Envelope, Journey, Origin, journey_so_far, open_envelope
+from dlqbatch.amqp.delivery import Envelope, open_envelope
 from dlqbatch.amqp.headers import DEAD_AT, MASSTRANSIT_ADDRESS, NSERVICEBUS_QUEUE, SPRING_EXCHANGE, SPRING_KEY, Headers
 from dlqbatch.amqp.identity import Digest, Identity, identity_of, own_journey
+from dlqbatch.amqp.retry_headers import UNMARKED, Journey, Origin, journey_so_far
 from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX, return_exchange
 from dlqbatch.amqp.table import LONGEST_NAME, Field, new, to_bytes
 from dlqbatch.amqp.x_death import Death, newest_death

@@ -6,10 +6,11 @@ from functools import lru_cache
 from typing import Final
 
 from dlqbatch.amqp import headers as names
-from dlqbatch.amqp.envelope import Envelope, Journey, Origin
+from dlqbatch.amqp.delivery import Envelope
 from dlqbatch.amqp.headers import X_DEATH, Headers
 from dlqbatch.amqp.identity import NONE_NEEDED
 from dlqbatch.amqp.properties import join
+from dlqbatch.amqp.retry_headers import Journey, Origin
 from dlqbatch.amqp.table import (
     ARRAY,
     BYTES,

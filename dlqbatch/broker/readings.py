@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.answers import DELAYS_RETRIES, LIMITS_DELIVERIES
 from dlqbatch.broker.connection import Connection, NoAnswer
 from dlqbatch.broker.facts import (

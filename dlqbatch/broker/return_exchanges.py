@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from dlqbatch import logs
 from dlqbatch.amqp.delivery import Route
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.amqp.return_exchange_name import return_exchange
 from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
 from dlqbatch.broker.answers import LOCKED, NO_PERMISSION, NOT_FOUND, is_of_one_key

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Gather, Hold, Instruction, Publish
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.answers import explained
 from dlqbatch.broker.connection import Connection, PublishingBlocked
 from dlqbatch.broker.consume import Consume

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from dlqbatch.amqp.envelope import Origin
 from dlqbatch.amqp.patterns import is_wildcard
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.access import access_to, connect, management_api
 from dlqbatch.broker.answers import DELAYS_RETRIES, delivery_limit
 from dlqbatch.broker.connection import Connection, Scratch

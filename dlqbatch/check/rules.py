@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
-from dlqbatch.amqp.envelope import Envelope, Journey, journey_so_far
+from dlqbatch.amqp.delivery import Envelope
 from dlqbatch.amqp.headers import RETRIES, Headers
 from dlqbatch.amqp.identity import Identity, own_journey
 from dlqbatch.amqp.origin import Found, Trust, find_origin, is_malformed, salvaged_journey
 from dlqbatch.amqp.patterns import ANY, is_wildcard, pattern
+from dlqbatch.amqp.retry_headers import Journey, journey_so_far
 from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
 from dlqbatch.amqp.x_death import deaths
 from dlqbatch.errors import SettingsError

@@ -23,9 +23,9 @@ from math import inf
 from operator import attrgetter
 from typing import Any, Final
 
-from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Hold, Instruction, Publish
-from dlqbatch.amqp.envelope import Envelope, Journey, Origin, open_envelope
+from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Envelope, Hold, Instruction, Publish, open_envelope
 from dlqbatch.amqp.origin import Trust
+from dlqbatch.amqp.retry_headers import Journey, Origin
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.broker import frames
 from dlqbatch.broker.connection import Connection

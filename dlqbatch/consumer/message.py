@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 from dlqbatch.amqp import headers as names
-from dlqbatch.amqp.delivery import Delivery
-from dlqbatch.amqp.envelope import UNMARKED, Envelope, Journey, Origin, journey_so_far, open_envelope
+from dlqbatch.amqp.delivery import Delivery, Envelope, open_envelope
 from dlqbatch.amqp.headers import ID, WORKER_RETRIES
 from dlqbatch.amqp.identity import Identity, identity_of, own_journey
 from dlqbatch.amqp.properties import join
 from dlqbatch.amqp.readable import readable
+from dlqbatch.amqp.retry_headers import UNMARKED, Journey, Origin, journey_so_far
 from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
 from dlqbatch.amqp.stamp import stamp, without
 from dlqbatch.amqp.table import encode_field, encode_integer, encode_text, fields, to_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from dlqbatch.amqp.envelope import UNMARKED, Envelope, Journey, Origin, journey_so_far
+from dlqbatch.amqp.delivery import Envelope
 from dlqbatch.amqp.headers import Headers
 from dlqbatch.amqp.identity import Digest, Identity, own_journey
 from dlqbatch.amqp.origin import (
@@ -18,6 +18,7 @@ from dlqbatch.amqp.origin import (
     place_of,
     salvaged_journey,
 )
+from dlqbatch.amqp.retry_headers import UNMARKED, Journey, Origin, journey_so_far
 from dlqbatch.amqp.table import new
 from dlqbatch.amqp.x_death import deaths, newest_death
 

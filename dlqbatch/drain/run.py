@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 from dlqbatch import logs
-from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Hold, Instruction, Publish, Route
-from dlqbatch.amqp.envelope import Envelope, Journey, Origin, open_envelope
+from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Envelope, Hold, Instruction, Publish, Route, open_envelope
 from dlqbatch.amqp.identity import Digest, digest_for
+from dlqbatch.amqp.retry_headers import Journey, Origin
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.amqp.table import new
 from dlqbatch.broker.return_exchanges import Origins

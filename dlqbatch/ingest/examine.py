@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from dlqbatch.amqp.delivery import Delivery
-from dlqbatch.amqp.envelope import Envelope, Origin, open_envelope
+from dlqbatch.amqp.delivery import Delivery, Envelope, open_envelope
 from dlqbatch.amqp.headers import DEAD_AT, DELIVERY_COUNTS, NONE, REASON, WORKERS_REASONS, Headers
 from dlqbatch.amqp.identity import digest_of
 from dlqbatch.amqp.origin import Trust, failed_at
 from dlqbatch.amqp.properties import labels, without_entries
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.amqp.table import to_bytes
 from dlqbatch.amqp.x_death import LATEST_TIME, Death, deaths, past_deaths
 from dlqbatch.ingest.dialects import Failure, failure, read_dramatiq

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, literal_column, select, text, update
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.ingest.arrivals import Known, SameFrameworkId
 from dlqbatch.ingest.examine import Examined
 from dlqbatch.store.bulk import in_list

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dlqbatch import logs
-from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Hold, Instruction, Offer, Publish
-from dlqbatch.amqp.envelope import Origin, open_envelope
+from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Hold, Instruction, Offer, Publish, open_envelope
 from dlqbatch.amqp.headers import NONE
 from dlqbatch.amqp.identity import Identity, digest_for
 from dlqbatch.amqp.origin import Failed, Found, Trust, failed_at
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
 from dlqbatch.broker.return_exchanges import Origins

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, select
 
 from dlqbatch.amqp import headers as names
 from dlqbatch.amqp import table as amqp_table
-from dlqbatch.amqp.envelope import open_envelope
+from dlqbatch.amqp.delivery import open_envelope
 from dlqbatch.amqp.identity import digest_of, header_digest, message_id_of
 from dlqbatch.amqp.properties import labels, split
 from dlqbatch.amqp.readable import BodyForm, body_form, readable

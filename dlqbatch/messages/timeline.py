@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from dlqbatch.amqp import headers as names
-from dlqbatch.amqp.envelope import open_envelope
+from dlqbatch.amqp.delivery import open_envelope
 from dlqbatch.amqp.table import to_bytes
 from dlqbatch.amqp.x_death import LATEST_TIME, Death, past_deaths
 from dlqbatch.messages.queries import Attempt, Detail, Transition

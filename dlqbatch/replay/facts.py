@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select, and_, case, func, literal_column, or_, select
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.access import management_api
 from dlqbatch.broker.connection import Connection as BrokerConnection
 from dlqbatch.broker.connection import NoAnswer, PublishingBlocked

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Row, exists, or_, select, update
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.replay.facts import origins_of
 from dlqbatch.replay.items import RESERVED_TO, PlanItems

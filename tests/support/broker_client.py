@@ -22,7 +22,7 @@ from dlqbatch.broker.transfer import Bounds, Store, Take, Tally, Transfer, store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dlqbatch.amqp.envelope import Origin
+    from dlqbatch.amqp.retry_headers import Origin
 
 SINK = "sink"
 PERSISTENT = pika.BasicProperties(delivery_mode=2)

@@ -19,8 +19,7 @@ import oracle
 import rawamqp
 
 from dlqbatch.amqp import table
-from dlqbatch.amqp.delivery import Delivery
-from dlqbatch.amqp.envelope import open_envelope
+from dlqbatch.amqp.delivery import Delivery, open_envelope
 from dlqbatch.amqp.origin import Trust, is_addressable
 from dlqbatch.amqp.patterns import TopicTrie, matches, rank
 from dlqbatch.amqp.readable import body_form, body_lines, readable

@@ -10,7 +10,7 @@ from dead_rows import NOW, lock, row, store_at
 from dead_rows import add as add_row
 from sqlalchemy import insert, select
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.ingest.dialects import Failure
 from dlqbatch.ingest.examine import Examined
 from dlqbatch.ingest.rows import Ingestion

@@ -12,7 +12,7 @@ import pytest
 from broker_client import SINK, Side, body_of, connected, keep, move, publish, transfer
 
 from dlqbatch.amqp.delivery import AwaitOrigin, Gather, Offer, Route
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.transfer import WINDOW, Bounds, Take, Transfer
 from dlqbatch.errors import DatabaseUnreadable

@@ -16,7 +16,7 @@ from program import HANGS_AFTER, eventually
 from query_plans import statements_of, walk
 from sqlalchemy import insert, make_url, select, text
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.errors import DatabaseForbids, DatabaseUnreadable
 from dlqbatch.ingest.dialects import Failure
 from dlqbatch.ingest.examine import Examined

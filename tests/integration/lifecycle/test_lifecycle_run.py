@@ -15,7 +15,7 @@ from rawamqp import Peer
 from sqlalchemy import event, func, insert, select, text, update
 
 from dlqbatch import jobs, settings
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.lifecycle import attempts, claim
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.monitor.alerts import Alerts

@@ -18,7 +18,7 @@ from dead_rows import NOW, store_at
 from lifecycle_rows import ORIGIN, due
 from sqlalchemy import select
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.ingest.dialects import Failure
 from dlqbatch.ingest.examine import Examined
 from dlqbatch.ingest.rows import Ingestion

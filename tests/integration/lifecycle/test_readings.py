@@ -14,7 +14,7 @@ import pika
 import pytest
 from broker_client import Side, connected
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.management import Api
 from dlqbatch.broker.readings import Readings
 from scripts.servers.management import Management, quoted

@@ -14,9 +14,9 @@ from dead_rows import NOW, add, lock, row, store_at
 from plan_rows import reserve
 from sqlalchemy import func, select, update
 
-from dlqbatch.amqp.delivery import Delivery
-from dlqbatch.amqp.envelope import journey_so_far, open_envelope
+from dlqbatch.amqp.delivery import Delivery, open_envelope
 from dlqbatch.amqp.origin import Trust
+from dlqbatch.amqp.retry_headers import journey_so_far
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.ingest.examine import examine
 from dlqbatch.ingest.rows import Ingestion

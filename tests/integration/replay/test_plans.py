@@ -31,7 +31,7 @@ from plan_rows import (
 from program import HANGS_AFTER, eventually
 from sqlalchemy import select, text, update
 
-from dlqbatch.amqp.envelope import Origin
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.lifecycle import attempts, claim
 from dlqbatch.lifecycle.attempts import close_attempt
 from dlqbatch.lifecycle.outcome_rows import SentAttempts

@@ -7,7 +7,7 @@ import messages
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlqbatch.amqp.envelope import open_envelope
+from dlqbatch.amqp.delivery import open_envelope
 from dlqbatch.amqp.headers import BROKERS, CLAIMS, OURS, scan, walk
 from dlqbatch.amqp.table import UnreadableTable
 

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from dlqbatch.amqp.delivery import Delivery, Publish, Route
-from dlqbatch.amqp.envelope import Journey, Origin, open_envelope
+from dlqbatch.amqp.delivery import Delivery, Publish, Route, open_envelope
 from dlqbatch.amqp.identity import Identity, digest_for, identity_of, own_journey
 from dlqbatch.amqp.origin import Trust
+from dlqbatch.amqp.retry_headers import Journey, Origin
 from dlqbatch.amqp.return_exchange_name import return_exchange
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.consumer.message import Message

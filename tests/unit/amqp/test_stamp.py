@@ -5,7 +5,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dlqbatch.amqp.envelope import Journey, Origin, journey_so_far, open_envelope
+from dlqbatch.amqp.delivery import open_envelope
+from dlqbatch.amqp.retry_headers import Journey, Origin, journey_so_far
 from dlqbatch.amqp.stamp import HISTORY_LIMIT, stamp
 
 ROOMY = 1_000_000

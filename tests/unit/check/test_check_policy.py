@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 from rawamqp import array, number, table, text, timestamp
 
-from dlqbatch.amqp.envelope import Envelope, Origin, open_envelope
+from dlqbatch.amqp.delivery import Envelope, open_envelope
 from dlqbatch.amqp.origin import Trust
 from dlqbatch.amqp.patterns import ANY
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.check.rules import BY_DEATHS, BY_RETRIES, Count, TargetNames, failures, journey_of
 from dlqbatch.errors import SettingsError
 

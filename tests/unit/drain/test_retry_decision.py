@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlqbatch.amqp.envelope import Envelope, Journey, Origin, open_envelope
+from dlqbatch.amqp.delivery import Envelope, open_envelope
 from dlqbatch.amqp.origin import Trust
+from dlqbatch.amqp.retry_headers import Journey, Origin
 from dlqbatch.amqp.return_exchange_name import return_exchange
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.drain.retry_decision import DeadLetter, Decision, Delay, Return, Rules, decide, origin_gone

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlqbatch.amqp.delivery import Delivery
-from dlqbatch.amqp.envelope import Origin
 from dlqbatch.amqp.headers import HISTORY
 from dlqbatch.amqp.origin import Trust
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.ingest.examine import Examined, examine
 from dlqbatch.topology.kinds import Ladder
 

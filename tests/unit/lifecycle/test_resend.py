@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Hold, Instruction, Publish, Route
-from dlqbatch.amqp.envelope import Origin
 from dlqbatch.amqp.origin import Trust
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.lifecycle.resend import Resend
 from dlqbatch.topology.kinds import Ladder
 

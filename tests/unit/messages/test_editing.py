@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlqbatch.amqp.envelope import journey_so_far, open_envelope
+from dlqbatch.amqp.delivery import open_envelope
 from dlqbatch.amqp.identity import header_digest
+from dlqbatch.amqp.retry_headers import journey_so_far
 from dlqbatch.messages.edit import (
     LARGEST_BODY,
     LARGEST_PROPERTIES,

@@ -3,8 +3,7 @@ from __future__ import annotations
 import messages
 import pytest
 
-from dlqbatch.amqp.delivery import Route
-from dlqbatch.amqp.envelope import open_envelope
+from dlqbatch.amqp.delivery import Route, open_envelope
 from dlqbatch.drain.retry_decision import DeadLetter, Decision, Delay, Rules, decide
 from dlqbatch.topology.kinds import Ladder, PerQueue, whole
 from dlqbatch.topology.model import Binding, Exchange, Source

@@ -1,15 +1,13 @@
-"""An immutable view of one delivered message, and the journey that our headers tell of it."""
+"""The headers of ours that count retries and say where a message failed: read, and held to their ranges."""
 
 from __future__ import annotations
 
-from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
 from typing import Final, NamedTuple
 
 from dlqbatch.amqp import headers as names
-from dlqbatch.amqp.headers import Headers, scan
-from dlqbatch.amqp.properties import Properties, split
+from dlqbatch.amqp.headers import Headers
 from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
-from dlqbatch.amqp.table import LONGEST_NAME, TEXT_TAGS, UnreadableTable, new, to_text
+from dlqbatch.amqp.table import LONGEST_NAME, TEXT_TAGS, new, to_text
 from dlqbatch.amqp.x_death import LATEST_TIME
 
 
@@ -43,28 +41,6 @@ class Journey(NamedTuple):
     """The name of a count that is not valid; without it nobody knows how often the message was tried."""
     is_new: bool = False
     """Another message than our headers were written for: its publisher passed on the headers that it had received."""
-
-
-class Envelope(NamedTuple):
-    exchange: str
-    """The exchange it was delivered from, by the broker's word."""
-    routing_key: str
-    redelivered: bool
-    body_size: int
-    properties: Properties
-    headers: Headers | None
-    """None when the broker delivered a table that cannot be read."""
-
-
-def open_envelope(exchange: str, routing_key: str, redelivered: bool, body_size: int, properties: bytes) -> Envelope:
-    """Open a message; this never raises: one that cannot be read is an envelope without headers."""
-    try:
-        cut = split(properties)
-        headers = scan(cut.data, cut.table_start, cut.table_end)
-    except (UnreadableTable, IndexError, StructError):
-        cut = Properties(properties, 0, 2, 2, 2, len(properties), None, None)
-        return Envelope(exchange, routing_key, redelivered, body_size, cut, None)
-    return new(Envelope, (exchange, routing_key, redelivered, body_size, cut, headers))
 
 
 UNMARKED: Final = Journey()
