@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from dlqbatch.broker.answers import delivery_limit
+from dlqbatch.broker.versions import delivery_limit
 
 
 @dataclass(frozen=True, slots=True)

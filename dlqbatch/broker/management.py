@@ -19,8 +19,8 @@ from dlqbatch import logs
 from dlqbatch.amqp.patterns import is_wildcard, pattern
 from dlqbatch.amqp.table import LONGEST_NAME
 from dlqbatch.broker.access import tls_context
-from dlqbatch.broker.answers import NOT_FOUND
 from dlqbatch.broker.connection import Connection
+from dlqbatch.broker.refusals import NOT_FOUND
 from dlqbatch.errors import BrokerUnreachable, SettingsError
 
 _log = logs.get(__name__)

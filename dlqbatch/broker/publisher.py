@@ -15,8 +15,8 @@ from dlqbatch.amqp.headers import ID, scan
 from dlqbatch.amqp.properties import split
 from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
 from dlqbatch.broker import frames
-from dlqbatch.broker.answers import NO_PERMISSION, NOT_FOUND, is_of_one_key
 from dlqbatch.broker.connection import Connection, describe
+from dlqbatch.broker.refusals import NO_PERMISSION, NOT_FOUND, is_of_one_key
 
 _REFUSED: Final = "publish-refused"
 _log = logs.get(__name__)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from dlqbatch import logs
-from dlqbatch.broker.answers import NOT_FOUND, PRECONDITION_FAILED
 from dlqbatch.broker.connection import Connection, NoAnswer
+from dlqbatch.broker.refusals import NOT_FOUND, PRECONDITION_FAILED
 from dlqbatch.errors import BrokerUnreachable, ChannelRefused, SettingsError, TopologyMismatch
 
 if TYPE_CHECKING:

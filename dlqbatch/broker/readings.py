@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from dlqbatch.amqp.retry_headers import Origin
-from dlqbatch.broker.answers import DELAYS_RETRIES, LIMITS_DELIVERIES
 from dlqbatch.broker.connection import Connection, NoAnswer
 from dlqbatch.broker.facts import (
     BindingFacts,
@@ -29,6 +28,7 @@ from dlqbatch.broker.facts import (
 )
 from dlqbatch.broker.management import SECONDS, Api, CheckedApi, Unanswered
 from dlqbatch.broker.routing import DeadLetters, Routes, drops_after, follow, may_drop
+from dlqbatch.broker.versions import DELAYS_RETRIES, LIMITS_DELIVERIES
 from dlqbatch.errors import ChannelRefused
 
 _WORKING: Final = frozenset({"running", "idle", "flow", "live", "syncing"})

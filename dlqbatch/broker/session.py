@@ -14,10 +14,10 @@ from typing import Final
 from pika.exceptions import AMQPError
 
 from dlqbatch.amqp.delivery import Delivery, Hold, Instruction
-from dlqbatch.broker.answers import NO_PERMISSION
 from dlqbatch.broker.connection import BLOCKED, Connection, PublishingBlocked, Scratch
 from dlqbatch.broker.fetch import MessageSource
 from dlqbatch.broker.frames import properties_limit
+from dlqbatch.broker.refusals import NO_PERMISSION
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.transfer import FAILURE, LEFT, Bounds, Store, Take, Tally, Transfer, stores_nothing
 from dlqbatch.errors import BrokerLost, ChannelRefused, TopologyMissing

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 
 from dlqbatch.amqp.delivery import AwaitOrigin, Delivery, Gather, Hold, Instruction, Publish
 from dlqbatch.amqp.retry_headers import Origin
-from dlqbatch.broker.answers import explained
 from dlqbatch.broker.connection import Connection, PublishingBlocked
 from dlqbatch.broker.consume import Consume
 from dlqbatch.broker.fetch import AHEAD, Fetch, Gets, MessageSource, Spare, StoreFetch
 from dlqbatch.broker.publisher import Publisher
+from dlqbatch.broker.refusals import explained
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.errors import BrokerLost, DlqbatchError
 

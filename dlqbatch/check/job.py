@@ -10,12 +10,12 @@ from typing import Final
 from dlqbatch.amqp.patterns import is_wildcard
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.access import access_to, connect, management_api
-from dlqbatch.broker.answers import DELAYS_RETRIES, delivery_limit
 from dlqbatch.broker.connection import Connection, Scratch
 from dlqbatch.broker.management import Api, NoReply, expansion
 from dlqbatch.broker.queue_types import quorum_queues, types_by_api
 from dlqbatch.broker.return_exchanges import Origins, _Way
 from dlqbatch.broker.transfer import Bounds
+from dlqbatch.broker.versions import DELAYS_RETRIES, delivery_limit
 from dlqbatch.check.rules import TargetNames
 from dlqbatch.check.run import Check, LookingSession
 from dlqbatch.errors import ChannelRefused, SettingsError

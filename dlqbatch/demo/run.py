@@ -16,7 +16,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 from dlqbatch import jobs, logs
 from dlqbatch.amqp.return_exchange_name import return_exchange
 from dlqbatch.broker.access import broker_parameters
-from dlqbatch.broker.answers import NO_PERMISSION
+from dlqbatch.broker.refusals import NO_PERMISSION
 from dlqbatch.demo.scenario import MAX_RETRIES, Kind, Result, Step, Trail
 from dlqbatch.drain.event_config import event_config
 from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused, SettingsError, TopologyMissing

@@ -8,8 +8,8 @@ from shlex import quote
 from typing import Final
 
 from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
-from dlqbatch.broker.answers import LIMITS_DELIVERIES
 from dlqbatch.broker.facts import BindingFacts, BrokerFacts, QueueFacts, listed
+from dlqbatch.broker.versions import LIMITS_DELIVERIES
 from dlqbatch.doctor import commands
 from dlqbatch.doctor.facts import Deployment, Part
 from dlqbatch.doctor.findings import Code, Finding

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from shlex import quote
 from typing import Final
 
-from dlqbatch.broker.answers import DELAYS_RETRIES, LIMITS_DELIVERIES
 from dlqbatch.broker.facts import QueueFacts, listed
+from dlqbatch.broker.versions import DELAYS_RETRIES, LIMITS_DELIVERIES
 from dlqbatch.doctor import commands
 from dlqbatch.doctor.facts import VirtualHost
 from dlqbatch.doctor.findings import Code, Finding

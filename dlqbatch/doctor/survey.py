@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from pika import BasicProperties
 
-from dlqbatch.broker.answers import NO_PERMISSION, NOT_FOUND
 from dlqbatch.broker.connection import Connection, NoAnswer, Scratch
 from dlqbatch.broker.consume import CONSUMERS
 from dlqbatch.broker.facts import (
@@ -32,6 +31,7 @@ from dlqbatch.broker.facts import (
     stuck_messages,
 )
 from dlqbatch.broker.management import MOST_PAGES, PAGE, Api, NoReply
+from dlqbatch.broker.refusals import NO_PERMISSION, NOT_FOUND
 from dlqbatch.doctor.facts import Deployment
 from dlqbatch.errors import ChannelRefused
 from dlqbatch.topology.inspect import Answer, Reader, sensible

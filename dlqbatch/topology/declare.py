@@ -10,9 +10,10 @@ from typing import Final, TypeVar
 from dlqbatch import logs
 from dlqbatch.amqp.origin import Trust
 from dlqbatch.broker.access import access_to, connect
-from dlqbatch.broker.answers import LIMITS_DELIVERIES, NO_PERMISSION, mismatch, missing
 from dlqbatch.broker.connection import Connection, Scratch
+from dlqbatch.broker.refusals import NO_PERMISSION, mismatch, missing
 from dlqbatch.broker.session import look_for
+from dlqbatch.broker.versions import LIMITS_DELIVERIES
 from dlqbatch.errors import ChannelRefused, TopologyMismatch
 from dlqbatch.settings import Settings
 from dlqbatch.settings.topologies import default_ladder as ladder_of

@@ -23,8 +23,8 @@ from pika import spec
 from pika.amqp_object import Method
 from pika.exceptions import ChannelClosedByBroker
 
-from dlqbatch.broker.answers import NO_PERMISSION, PRECONDITION_FAILED, mismatch
 from dlqbatch.broker.connection import Connection, Scratch, describe
+from dlqbatch.broker.refusals import NO_PERMISSION, PRECONDITION_FAILED, mismatch
 from dlqbatch.errors import BrokerLost, ChannelRefused, DlqbatchError
 from dlqbatch.topology.model import CHANGING, TTL, Binding, Queue, relay_of
 

@@ -9,9 +9,9 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from dlqbatch import logs
-from dlqbatch.broker.answers import NO_PERMISSION, NOT_FOUND, mismatch
 from dlqbatch.broker.connection import Connection, Scratch
 from dlqbatch.broker.management import Api, NoReply, pages
+from dlqbatch.broker.refusals import NO_PERMISSION, NOT_FOUND, mismatch
 from dlqbatch.errors import BrokerUnreachable, ChannelRefused
 from dlqbatch.topology.model import DEAD_LETTER_EXCHANGE, QUEUE_TYPE, Binding, Topology
 from dlqbatch.topology.plan import Difference, Reading, differing

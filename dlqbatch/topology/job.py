@@ -10,9 +10,9 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from dlqbatch.broker.access import access_to, connect, management_api
-from dlqbatch.broker.answers import LIMITS_DELIVERIES
 from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.queue_types import quorum_queues
+from dlqbatch.broker.versions import LIMITS_DELIVERIES
 from dlqbatch.errors import SettingsError, TopologyMismatch
 from dlqbatch.settings import Settings
 from dlqbatch.settings.topologies import default_ladder as ladder_of

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX, return_exchange
-from dlqbatch.broker.answers import PRECONDITION_FAILED
 from dlqbatch.broker.connection import Connection, Scratch
 from dlqbatch.broker.facts import listed
+from dlqbatch.broker.refusals import PRECONDITION_FAILED
 from dlqbatch.errors import ChannelRefused
 from dlqbatch.topology import declare
 from dlqbatch.topology.inspect import Reader

@@ -1,9 +1,8 @@
-"""What RabbitMQ's answers mean: reply codes, the words of its refusals, and what depends on its version."""
+"""What RabbitMQ refuses, by the reply code and the words of its answer."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from typing import Final
 
 from dlqbatch.errors import ChannelRefused, TopologyMismatch, TopologyMissing
@@ -11,14 +10,6 @@ from dlqbatch.errors import ChannelRefused, TopologyMismatch, TopologyMissing
 NO_PERMISSION, NOT_FOUND, LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 """Reply codes of a channel that the broker closes. 403 is also the answer to a consumer that wants a queue for itself
 while another one consumes from it; 405 concerns the exclusive queue of another connection."""
-
-LIMITS_DELIVERIES: Final = (4, 0)
-"""The version from which the broker limits deliveries of a quorum queue by itself, and names the newest death itself;
-only from here on may a queue be declared with the limit -1."""
-DELAYS_RETRIES: Final = (4, 3)
-"""The version from which a quorum queue knows delayed retries, and a message that is put back keeps its deliveries."""
-DEFAULT_DELIVERY_LIMIT: Final = 20
-UNLIMITED: Final = -1
 
 is_of_one_key: Final = re.compile(r"ACCESS_REFUSED - (?:\w+ )?access to topic '").match
 """Whether a refusal to publish holds for a single routing key; only 4.3 says which access is meant."""
@@ -48,21 +39,6 @@ def mismatch(refused: ChannelRefused) -> TopologyMismatch | None:
         return TopologyMismatch(found["kind"], found["name"], found["argument"], there, wanted)
     cut = _MISMATCH_CUT.search(refused.text)
     return cut and TopologyMismatch(cut["kind"], cut["name"], cut["argument"], "another value", "what they say")
-
-
-def delivery_limit(configured: Collection[int], version: tuple[int, ...], reported: int | None = None) -> int | None:
-    """How many deliveries a quorum queue allows, by its argument and its policies; None if there is no limit.
-
-    Of several limits the smallest counts; where one of them is -1, the largest does. `reported` is the limit that the
-    management API reports, for a queue where none is configured.
-    """
-    if configured:
-        limit = max(configured) if min(configured) <= UNLIMITED else min(configured)
-    elif version < LIMITS_DELIVERIES:
-        return None
-    else:
-        limit = DEFAULT_DELIVERY_LIMIT if reported is None else reported
-    return None if limit <= UNLIMITED else limit
 
 
 def explained(text: str) -> str:
