@@ -14,8 +14,7 @@ from struct import error as StructError  # noqa: N812  (struct names its excepti
 from typing import Final
 
 from dlqbatch.amqp.properties import labels, split
-from dlqbatch.amqp.retry_headers import Journey, Origin
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX, return_exchange
+from dlqbatch.amqp.retry_headers import RETURN_PREFIX, Journey, Origin, return_exchange
 from dlqbatch.amqp.table import UnreadableTable
 
 Digest = Callable[[], str]

@@ -12,8 +12,7 @@ from urllib.parse import unquote, urlsplit
 from dlqbatch.amqp.delivery import Envelope, open_envelope
 from dlqbatch.amqp.headers import DEAD_AT, MASSTRANSIT_ADDRESS, NSERVICEBUS_QUEUE, SPRING_EXCHANGE, SPRING_KEY, Headers
 from dlqbatch.amqp.identity import Digest, Identity, identity_of, own_journey
-from dlqbatch.amqp.retry_headers import UNMARKED, Journey, Origin, journey_so_far
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX, return_exchange
+from dlqbatch.amqp.retry_headers import RETURN_PREFIX, UNMARKED, Journey, Origin, journey_so_far, return_exchange
 from dlqbatch.amqp.table import LONGEST_NAME, Field, new, to_bytes
 from dlqbatch.amqp.x_death import Death, newest_death
 

@@ -1,14 +1,19 @@
-"""The headers of ours that count retries and say where a message failed: read, and held to their ranges."""
+"""The headers of ours that count retries and name the origin: read, and held to their ranges."""
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Final, NamedTuple
 
 from dlqbatch.amqp import headers as names
 from dlqbatch.amqp.headers import Headers
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
-from dlqbatch.amqp.table import LONGEST_NAME, TEXT_TAGS, new, to_text
+from dlqbatch.amqp.table import LONGEST_NAME, TEXT_TAGS, new, to_bytes, to_text
 from dlqbatch.amqp.x_death import LATEST_TIME
+
+RETURN_PREFIX: Final = "dlqbatch.return."
+"""The beginning of the name of each return exchange."""
+_LONGEST_PLAIN: Final = LONGEST_NAME - 4
+"""A name with a hash is longer even where up to three bytes of a cut character went, so that the two never meet."""
 
 
 class Origin(NamedTuple):
@@ -22,6 +27,19 @@ class Origin(NamedTuple):
     def name(self) -> str:
         """What a message is returned to; behind the default exchange the key is the queue."""
         return self.queue if self.queue is not None else self.exchange or self.key
+
+
+def return_exchange(queue: str) -> str:
+    """The name of the fanout exchange that is bound to this queue alone, so that what returns keeps its routing key.
+
+    A name that would grow too long ends in a hash of the queue's.
+    """
+    name = to_bytes(RETURN_PREFIX + queue)
+    if len(name) <= _LONGEST_PLAIN:
+        return RETURN_PREFIX + queue
+    digest = "~" + sha256(to_bytes(queue)).hexdigest()
+    # Cutting bytes may cut a character in two; what is left of it must not make the name invalid UTF-8.
+    return name[: LONGEST_NAME - len(digest)].decode("utf-8", "ignore") + digest
 
 
 class Journey(NamedTuple):

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 from dlqbatch import logs
 from dlqbatch.amqp.delivery import Route
-from dlqbatch.amqp.retry_headers import Origin
-from dlqbatch.amqp.return_exchange_name import return_exchange
+from dlqbatch.amqp.retry_headers import Origin, return_exchange
 from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
 from dlqbatch.broker.connection import Connection, NoAnswer, PublishingBlocked, Scratch
 from dlqbatch.broker.refusals import LOCKED, NO_PERMISSION, NOT_FOUND, is_of_one_key

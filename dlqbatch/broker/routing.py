@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dlqbatch.amqp.patterns import is_pattern, matches, words_of
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
+from dlqbatch.amqp.retry_headers import RETURN_PREFIX
 from dlqbatch.broker.facts import BindingFacts, ExchangeFacts, Map, QueueFacts
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from dlqbatch.amqp.headers import ID, WORKER_RETRIES
 from dlqbatch.amqp.identity import Identity, identity_of, own_journey
 from dlqbatch.amqp.properties import join
 from dlqbatch.amqp.readable import readable
-from dlqbatch.amqp.retry_headers import UNMARKED, Journey, Origin, journey_so_far
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
+from dlqbatch.amqp.retry_headers import RETURN_PREFIX, UNMARKED, Journey, Origin, journey_so_far
 from dlqbatch.amqp.stamp import stamp, without
 from dlqbatch.amqp.table import encode_field, encode_integer, encode_text, fields, to_bytes
 from dlqbatch.ingest.dialects import Failure

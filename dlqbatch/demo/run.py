@@ -14,7 +14,7 @@ from pika import BasicProperties, BlockingConnection, ConnectionParameters
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from dlqbatch import jobs, logs
-from dlqbatch.amqp.return_exchange_name import return_exchange
+from dlqbatch.amqp.retry_headers import return_exchange
 from dlqbatch.broker.access import broker_parameters
 from dlqbatch.broker.refusals import NO_PERMISSION
 from dlqbatch.demo.scenario import MAX_RETRIES, Kind, Result, Step, Trail

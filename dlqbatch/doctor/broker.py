@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 from typing import Final
 
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
+from dlqbatch.amqp.retry_headers import RETURN_PREFIX
 from dlqbatch.broker.facts import BindingFacts, BrokerFacts, QueueFacts, listed
 from dlqbatch.broker.versions import LIMITS_DELIVERIES
 from dlqbatch.doctor import commands

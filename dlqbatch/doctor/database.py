@@ -12,7 +12,7 @@ from shlex import join, quote
 from sqlalchemy import URL, Engine, text
 
 from dlqbatch.amqp.patterns import is_pattern
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
+from dlqbatch.amqp.retry_headers import RETURN_PREFIX
 from dlqbatch.broker.routing import overlap
 from dlqbatch.doctor import commands
 from dlqbatch.doctor.broker import SKEW, SYNCHRONISE, ahead

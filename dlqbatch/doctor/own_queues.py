@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX
+from dlqbatch.amqp.retry_headers import RETURN_PREFIX
 from dlqbatch.broker.facts import BindingFacts, QueueFacts, listed
 from dlqbatch.doctor import commands
 from dlqbatch.doctor.facts import VirtualHost

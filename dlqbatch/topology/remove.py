@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX, return_exchange
+from dlqbatch.amqp.retry_headers import RETURN_PREFIX, return_exchange
 from dlqbatch.broker.connection import Connection, Scratch
 from dlqbatch.broker.facts import listed
 from dlqbatch.broker.refusals import PRECONDITION_FAILED

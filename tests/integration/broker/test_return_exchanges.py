@@ -9,8 +9,7 @@ import pytest
 from broker_client import Side, body_of, connected, move, publish, transfer
 
 from dlqbatch.amqp.delivery import AwaitOrigin, Hold, Route
-from dlqbatch.amqp.retry_headers import Origin
-from dlqbatch.amqp.return_exchange_name import return_exchange
+from dlqbatch.amqp.retry_headers import Origin, return_exchange
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.transfer import Take
 

@@ -14,7 +14,7 @@ from program import client
 from replay_rows import ORIGIN, come_back, end_leases, fill
 from replay_store import AT_ONCE, EVERYTHING, Store, counted, opened
 
-from dlqbatch.amqp.return_exchange_name import return_exchange
+from dlqbatch.amqp.retry_headers import return_exchange
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.replay import job as replay_job
 from dlqbatch.replay.batches import ApplyOptions

@@ -20,8 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from dlqbatch.amqp.delivery import Delivery, Publish, Route, open_envelope
 from dlqbatch.amqp.identity import Identity, digest_for, identity_of, own_journey
 from dlqbatch.amqp.origin import Trust
-from dlqbatch.amqp.retry_headers import Journey, Origin
-from dlqbatch.amqp.return_exchange_name import return_exchange
+from dlqbatch.amqp.retry_headers import Journey, Origin, return_exchange
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.consumer.message import Message
 from dlqbatch.drain.retry_decision import DeadLetter, Delay, Return, Rules, decide

@@ -7,8 +7,7 @@ from hypothesis import given
 from dlqbatch.amqp.delivery import open_envelope
 from dlqbatch.amqp.identity import Identity
 from dlqbatch.amqp.origin import Found, Trust, Unknown, find_origin, is_addressable
-from dlqbatch.amqp.retry_headers import UNMARKED, Journey, Origin, journey_so_far
-from dlqbatch.amqp.return_exchange_name import return_exchange
+from dlqbatch.amqp.retry_headers import UNMARKED, Journey, Origin, journey_so_far, return_exchange
 from dlqbatch.topology.kinds import Ladder
 
 ORDERS = Origin("orders", "shop", "orders.created")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dlqbatch.amqp.delivery import Envelope, open_envelope
 from dlqbatch.amqp.origin import Trust
-from dlqbatch.amqp.retry_headers import Journey, Origin
-from dlqbatch.amqp.return_exchange_name import return_exchange
+from dlqbatch.amqp.retry_headers import Journey, Origin, return_exchange
 from dlqbatch.amqp.stamp import stamp
 from dlqbatch.drain.retry_decision import DeadLetter, Decision, Delay, Return, Rules, decide, origin_gone
 from dlqbatch.topology.kinds import Ladder

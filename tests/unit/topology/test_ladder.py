@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from dlqbatch.amqp.delivery import Route
 from dlqbatch.amqp.patterns import matches
-from dlqbatch.amqp.return_exchange_name import RETURN_PREFIX, return_exchange
+from dlqbatch.amqp.retry_headers import RETURN_PREFIX, return_exchange
 from dlqbatch.amqp.table import to_bytes
 from dlqbatch.topology.kinds import Ladder, demonstration
 from dlqbatch.topology.model import Binding, Exchange, Queue, Source
