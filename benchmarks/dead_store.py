@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from dead_rows import NOW, add, fill, row, store_at
 from sqlalchemy import text
 
-from dlqbatch.lifecycle.claim import claim
+from dlqbatch.lifecycle.leases import claim
 from dlqbatch.messages.queries import find, groups
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import Filters, Place

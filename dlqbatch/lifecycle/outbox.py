@@ -20,7 +20,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop
 from dlqbatch.amqp.delivery import STOPPED, Delivery, Hold, Instruction, Offer, Publish
 from dlqbatch.errors import DlqbatchError, so_far
 from dlqbatch.jobs import LEFT
-from dlqbatch.lifecycle import attempts, breaker, claim
+from dlqbatch.lifecycle import attempts, breaker, leases
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.resend import NEEDS_A_PERSON, NOBODY_KNOWS, SENT, Resend
 from dlqbatch.lifecycle.strategy import MANUAL, Back, Choice, Claimed
@@ -210,13 +210,13 @@ class Sending(Outbox):
         return not self._stopped()
 
     def _take(self, now: datetime) -> None:
-        limit = min(self._max_messages - self.got, claim.LIMIT)
+        limit = min(self._max_messages - self.got, leases.LIMIT)
         rows: Sequence[Claimed] = ()
         if self._takes_over:
-            rows = claim.take_over(self._engine, self._worker, now, limit, self._lease)
+            rows = leases.take_over(self._engine, self._worker, now, limit, self._lease)
             self._takes_over = bool(rows)
         if not rows:
-            rows = claim.claim(self._engine, self._worker, now, limit, self._lease)
+            rows = leases.claim(self._engine, self._worker, now, limit, self._lease)
             self.is_empty = not rows
         # Not answered within our own lease, and taken over from ourselves: it is on its way, and counted.
         known, self._mine = self._mine, self._mine | {row.row_id: row for row in rows}
@@ -257,7 +257,7 @@ class Sending(Outbox):
         return Back(row.token, Status.PENDING, f"was not sent: {reason}", self._choice.again(now)), LEFT, reason
 
     def _put_back(self, rows: Mapping[int, tuple[Back, str, str]], now: datetime) -> None:
-        gone = claim.give_back(self._engine, {row_id: back for row_id, (back, *_) in rows.items()}, now)
+        gone = leases.give_back(self._engine, {row_id: back for row_id, (back, *_) in rows.items()}, now)
         for row_id, (_, counts_as, reason) in rows.items():
             if row_id in gone:
                 self._account(row_id, counts_as, reason)
@@ -319,7 +319,7 @@ class DryRun:
         self._resend = resend
         self._engine = engine
         limit = min(max_messages, _LOOKED_AT)
-        rows = claim.due(engine, limit, now)
+        rows = leases.due(engine, limit, now)
         self.got = len(rows)
         self.is_empty = len(rows) < limit
         self._rows = {row.row_id: row for row in rows}

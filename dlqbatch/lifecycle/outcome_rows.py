@@ -30,7 +30,7 @@ from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.facts import ChannelReading, QueueCounters, QueueReading
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import close_attempt
-from dlqbatch.lifecycle.claim import ACTOR
+from dlqbatch.lifecycle.leases import ACTOR
 from dlqbatch.lifecycle.proof import Sighting, UnprovenRetries, counted_from, worth_keeping
 from dlqbatch.lifecycle.return_checks import LoggedRun
 from dlqbatch.store import journal, tables

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Engine, Row, exists, func, select, text, update
 
-from dlqbatch.lifecycle import attempts, claim
+from dlqbatch.lifecycle import attempts, leases
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import Outgoing
 from dlqbatch.lifecycle.breaker import Limits
@@ -206,7 +206,7 @@ class PlanItems:
 
     def _take_over(self, limit: int, now: datetime) -> dict[int, int]:
         """Rows of an apply whose lease ran out, and the sizes of their bodies; their attempts go on."""
-        found = claim.take_over(
+        found = leases.take_over(
             self.engine, self._worker, now, limit, self._lease, plan_id=self.plan_id, actor=self._actor
         )
         self._tokens.update({row.row_id: row.token for row in found})

@@ -374,7 +374,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "lease-ignored",
         "a worker takes over what another is sending: it goes out twice",
-        "lifecycle/claim.py",
+        "lifecycle/leases.py",
         ".where(text(HAS_LEASE), is_over)",
         ".where(text(HAS_LEASE))",
         "integration/lifecycle/test_claim.py::test_a_lease_that_ran_out_is_taken_over_under_the_same_number",
@@ -389,7 +389,7 @@ MUTATIONS: tuple[Mutation, ...] = (
                 'AND NOT is_due AND next_retry_at IS NOT NULL"',
             ),
             Change(
-                "dlqbatch/lifecycle/claim.py",
+                "dlqbatch/lifecycle/leases.py",
                 "        if rows or not marked:\n",
                 "        if rows or marked is not None:\n",
             ),
@@ -466,7 +466,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "sent-is-sent-again",
         "an attempt that the broker has confirmed is taken over and goes out again",
-        "lifecycle/claim.py",
+        "lifecycle/leases.py",
         "        connection.execute(update(MESSAGES).where(mine, ~IS_SENT).values(lock))\n",
         "        connection.execute(update(MESSAGES).where(mine).values(lock))\n",
         "integration/lifecycle/test_take_over.py",

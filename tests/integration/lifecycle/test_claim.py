@@ -16,7 +16,7 @@ from query_plans import statements_of, walk
 from sqlalchemy import func, select, text
 
 from dlqbatch.lifecycle import attempts
-from dlqbatch.lifecycle.claim import claim, give_back, promote, take_over
+from dlqbatch.lifecycle.leases import claim, give_back, promote, take_over
 from dlqbatch.lifecycle.strategy import Back
 from dlqbatch.messages.queries import WAITING, Detail, content, find, get, groups
 from dlqbatch.store import journal as states

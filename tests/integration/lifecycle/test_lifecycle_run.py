@@ -16,7 +16,7 @@ from sqlalchemy import event, func, insert, select, text, update
 
 from dlqbatch import jobs, settings
 from dlqbatch.amqp.retry_headers import Origin
-from dlqbatch.lifecycle import attempts, claim
+from dlqbatch.lifecycle import attempts, leases
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.monitor.alerts import Alerts
 from dlqbatch.store.engine import reading, writing
@@ -79,15 +79,15 @@ def test_a_lease_that_ends_while_its_message_is_on_its_way_counts_and_sends_noth
     long_ago = NOW.replace(year=2021)
     fill(scene.engine, 600)
     for _ in range(6):
-        claim.claim(scene.engine, "died", long_ago)
-    take_over = claim.take_over
+        leases.claim(scene.engine, "died", long_ago)
+    take_over = leases.take_over
 
     def after_the_lease(*arguments: Any) -> Sequence[Claimed]:
         with writing(scene.engine) as connection:
             connection.execute(update(MESSAGES).where(MESSAGES.c.lease_until.is_not(None)).values(lease_until=long_ago))
         return take_over(*arguments)
 
-    monkeypatch.setattr(claim, "take_over", after_the_lease)
+    monkeypatch.setattr(leases, "take_over", after_the_lease)
     report = scene.run(max_messages="1000")
     assert (report["outcome"], report["counts"], report["reasons"]) == ("ok", {"got": 600, "sent": 600}, {}), report
     assert copies(scene.urls[0]) == {b"%d" % each: 1 for each in range(600)}
@@ -158,7 +158,7 @@ def test_several_workers_at_once_send_each_row_once(scene: Scene) -> None:
 def test_what_an_aborted_plan_held_is_given_back_without_an_outcome(scene: Scene) -> None:
     add(scene.engine, *(due(each) for each in range(2)), at=NOW.replace(year=2020))
     long_ago = NOW.replace(year=2021)
-    tokens = {each.row_id: each.token for each in claim.claim(scene.engine, "died", long_ago, reason="replay")}
+    tokens = {each.row_id: each.token for each in leases.claim(scene.engine, "died", long_ago, reason="replay")}
     held = begin_attempts(scene.engine, tokens, None, "died", long_ago)
     with writing(scene.engine) as connection:
         plan = {"hash": "h", "state": "aborted", "actor": "ann", "reason": "r", "filters": {}, "size": 2, "risks": []}
@@ -176,7 +176,7 @@ def test_what_an_aborted_plan_held_is_given_back_without_an_outcome(scene: Scene
 
 def test_a_retry_that_a_plan_sent_elsewhere_is_looked_for_there(scene: Scene) -> None:
     fill(scene.engine, 2)
-    records = claim.claim(scene.engine, "w", NOW)
+    records = leases.claim(scene.engine, "w", NOW)
     numbers = begin_attempts(scene.engine, {each.row_id: each.token for each in records}, None, "w", NOW)
     attempts.mark_sent(scene.engine, numbers, NOW)
     with writing(scene.engine) as connection:

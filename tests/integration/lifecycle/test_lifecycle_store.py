@@ -22,7 +22,7 @@ from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.ingest.dialects import Failure
 from dlqbatch.ingest.examine import Examined
 from dlqbatch.ingest.rows import Ingestion
-from dlqbatch.lifecycle import attempts, breaker, claim
+from dlqbatch.lifecycle import attempts, breaker, leases
 from dlqbatch.lifecycle.outbox import admit
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.lifecycle.rules import Rule
@@ -100,13 +100,13 @@ class Store:
         return self.claim_at_once(100)
 
     def claim_at_once(self, limit: int) -> Sequence[Claimed]:
-        return claim.claim(self.engine, self.owner, self.now, limit)
+        return leases.claim(self.engine, self.owner, self.now, limit)
 
     def take_over(self, limit: int) -> Sequence[Claimed]:
-        return claim.take_over(self.engine, self.owner, self.now, limit)
+        return leases.take_over(self.engine, self.owner, self.now, limit)
 
     def give_back(self, rows: dict[int, Back]) -> set[int]:
-        return claim.give_back(self.engine, rows, self.now)
+        return leases.give_back(self.engine, rows, self.now)
 
     def admit(self, rows: Sequence[Claimed], *, keep: bool = True) -> set[int]:
         return admit(self.engine, rows, self.now, BREAKER, keep=keep)
@@ -369,7 +369,7 @@ def test_the_strategy_of_a_claimed_row(store: Store, message: str, hour: int, cp
         "too-busy": now + 5 * MINUTE * 1.05,
     }
     assert given.next_retry_at == due_at.get(expected)
-    claim.give_back(store.engine, {row.row_id: given}, now)
+    leases.give_back(store.engine, {row.row_id: given}, now)
     assert store.status(row.row_id) is (Status.MANUAL if expected in {"rule", "unknown"} else Status.PENDING)
 
 
@@ -383,10 +383,10 @@ def test_a_dry_run_finds_what_a_run_would_take(store: Store) -> None:
     with writing(store.engine) as connection:
         states.arrive(connection, [due(1), due(2, priority=5), due(3, next_retry_at=NOW + MINUTE)], NOW, "ingest", "t")
     ids = store.ids()
-    assert {row.row_id for row in claim.due(store.engine, 10, NOW)} == set(ids[:2])
+    assert {row.row_id for row in leases.due(store.engine, 10, NOW)} == set(ids[:2])
     with reading(store.engine) as connection:
         assert [row.identity for row in attempts.without_bodies(connection, ids[1:2])] == ["due-2"]
     (first, _) = store.claim_at_once(10)
-    assert claim.due(store.engine, 10, NOW) == []
-    assert {row.row_id for row in claim.due(store.engine, 10, NOW + 6 * MINUTE)} == set(ids)
+    assert leases.due(store.engine, 10, NOW) == []
+    assert {row.row_id for row in leases.due(store.engine, 10, NOW + 6 * MINUTE)} == set(ids)
     assert first.token

@@ -13,7 +13,7 @@ from sqlalchemy import insert, select
 
 from dlqbatch import jobs, settings
 from dlqbatch.lifecycle import attempts, outcome
-from dlqbatch.lifecycle.claim import claim
+from dlqbatch.lifecycle.leases import claim
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.run_log import RunRecord, record
 from dlqbatch.store.tables import ATTEMPTS, BREAKERS, MESSAGES, PLAN_ITEMS, PLANS, RUNS, TRANSITIONS

@@ -9,7 +9,7 @@ from dead_rows import NOW, add, begin_attempts, row, store_at
 from sqlalchemy import select, update
 
 from dlqbatch.lifecycle import attempts
-from dlqbatch.lifecycle.claim import claim, take_over
+from dlqbatch.lifecycle.leases import claim, take_over
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.states import Strategy
 from dlqbatch.store.tables import MESSAGES

@@ -17,7 +17,7 @@ from plan_rows import reserve
 from sqlalchemy import update
 
 from dlqbatch.lifecycle import attempts
-from dlqbatch.lifecycle.claim import claim
+from dlqbatch.lifecycle.leases import claim
 from dlqbatch.messages.actions import Changes, MessageActions
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock

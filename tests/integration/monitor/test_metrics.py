@@ -12,7 +12,7 @@ from query_plans import statements_of, walk
 from sqlalchemy import insert, select, text, update
 
 from dlqbatch.lifecycle.attempts import close_attempt, mark_sent
-from dlqbatch.lifecycle.claim import claim
+from dlqbatch.lifecycle.leases import claim
 from dlqbatch.monitor.alerts import Alerts
 from dlqbatch.monitor.measure import arrivals_by_hour, measure
 from dlqbatch.monitor.metrics import EventFigures, Metrics

@@ -13,7 +13,7 @@ from plan_rows import LATER, LEASE, abort, add, applying, dead, freeze, reserve
 from query_plans import statements_of
 from sqlalchemy import func, select
 
-from dlqbatch.lifecycle.claim import claim
+from dlqbatch.lifecycle.leases import claim
 from dlqbatch.replay import items
 from dlqbatch.replay import plan as plan_states
 from dlqbatch.replay import run as runs

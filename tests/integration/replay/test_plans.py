@@ -32,7 +32,7 @@ from program import HANGS_AFTER, eventually
 from sqlalchemy import select, text, update
 
 from dlqbatch.amqp.retry_headers import Origin
-from dlqbatch.lifecycle import attempts, claim
+from dlqbatch.lifecycle import attempts, leases
 from dlqbatch.lifecycle.attempts import close_attempt
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.replay import plan as plan_states
@@ -184,7 +184,7 @@ def test_sent_items_are_done_and_their_rows_let_go_at_the_end(engine: Engine) ->
     items = applying(engine, frozen)
     assert items.reserve() == {}
     assert column(engine, "plan_id", *ids) == [frozen.plan_id] * 5
-    assert claim.claim(engine, "lifecycle", NOW + timedelta(days=1)) == []
+    assert leases.claim(engine, "lifecycle", NOW + timedelta(days=1)) == []
     assert send(items, 3) == ids[:3]
     assert plan_states.finish(engine, frozen.plan_id, LATER).state == "applying"
     assert send(items) == ids[3:]
@@ -426,7 +426,7 @@ def test_the_queue_that_a_plan_has_named_is_the_origin_from_then_on(engine: Engi
         assert states.move(
             connection, ids[0], Status.PROCESSING, Status.PENDING, token, LATER, "ingest", "failed", **columns
         )
-    row = next(row for row in claim.claim(engine, "w", AFTER_LEASE) if row.row_id == ids[0])
+    row = next(row for row in leases.claim(engine, "w", AFTER_LEASE) if row.row_id == ids[0])
     assert row.origin == "moved"
     with writing(engine) as connection:
         numbers = attempts.begin(connection, {row.row_id: row.token}, {row.row_id: None}, "w", AFTER_LEASE, LEASE)

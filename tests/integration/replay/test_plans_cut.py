@@ -27,7 +27,7 @@ from plan_rows import (
 from sqlalchemy import func, select
 
 from dlqbatch.errors import DatabaseUnreadable
-from dlqbatch.lifecycle import claim
+from dlqbatch.lifecycle import leases
 from dlqbatch.lifecycle.attempts import close_attempt
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.lifecycle.resend import Resend
@@ -276,7 +276,7 @@ def test_an_apply_that_meets_its_own_rows_after_their_lease_sends_none_of_them_a
     source.close()
     assert plan_states.finish(engine, frozen.plan_id, LATER_STILL).sent == 2
     much_later = LATER_STILL + 2 * LEASE
-    assert [row.row_id for row in claim.take_over(engine, "v", much_later, plan_id=frozen.plan_id)] == [ids[2]]
+    assert [row.row_id for row in leases.take_over(engine, "v", much_later, plan_id=frozen.plan_id)] == [ids[2]]
 
 
 def test_what_waits_to_be_offered_and_is_taken_over_from_ourselves_is_offered_once(engine: Engine) -> None:
@@ -373,8 +373,8 @@ def test_what_is_sent_counts_as_held_in_no_run_and_nobody_takes_it_over(engine: 
     assert status(engine, frozen).held == 0
     assert plan_states.finish(engine, frozen.plan_id, LATER).state == "applying"
     assert column(engine, "plan_id", *ids) == [frozen.plan_id] * 5
-    assert claim.take_over(engine, "v", LATER_STILL) == []
-    assert claim.take_over(engine, "v", LATER_STILL, plan_id=frozen.plan_id) == []
+    assert leases.take_over(engine, "v", LATER_STILL) == []
+    assert leases.take_over(engine, "v", LATER_STILL, plan_id=frozen.plan_id) == []
 
 
 def test_what_a_cut_apply_had_sent_does_not_hide_what_it_had_not(engine: Engine) -> None:
