@@ -26,8 +26,8 @@ from sqlalchemy import (
 
 from dlqbatch.amqp.table import LONGEST_NAME
 from dlqbatch.messages.queries import mentions
-from dlqbatch.replay import facts
-from dlqbatch.replay.facts import Frozen, Refuses
+from dlqbatch.replay import risk_facts
+from dlqbatch.replay.risk_facts import Frozen, Refuses
 from dlqbatch.replay.risks import PlanHash, Risk
 from dlqbatch.store.column_types import BIGINT, Time
 from dlqbatch.store.engine import reading, writing
@@ -124,13 +124,15 @@ def freeze(
         plan_id = 0
         if not dry_run:
             plan_id = int(connection.execute(insert(PLANS).values(plan).returning(_P.id)).scalar_one())
-        recent = facts.recent(connection, now)  # it reads the items that a dry run hides
+        recent = risk_facts.recent(connection, now)  # it reads the items that a dry run hides
         if dry_run:
             # Of two tables with one name both databases take the temporary one; it ends with the transaction.
             _SHADOW.create(connection, checkfirst=False)
         left_out = _fill(connection, plan_id, selection)
         name, size = _hash(connection, plan_id, selection.to_queue, now)
-        frozen = facts.describe(connection, plan_id, name, size, selection.to_queue, left_out, now, recent, refuses)
+        frozen = risk_facts.describe(
+            connection, plan_id, name, size, selection.to_queue, left_out, now, recent, refuses
+        )
         if size and not dry_run:
             connection.execute(update(PLANS).where(_P.id == plan_id).values(hash=name, size=size))
         else:

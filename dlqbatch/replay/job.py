@@ -27,10 +27,10 @@ from dlqbatch.lifecycle.rule_rows import Rules
 from dlqbatch.messages.actions import check_person
 from dlqbatch.replay import plan as plans
 from dlqbatch.replay.batches import PERMISSION, ApplyOptions
-from dlqbatch.replay.facts import Frozen, check_health, look_at_origins
 from dlqbatch.replay.freeze import Selection, freeze, keep_risks
 from dlqbatch.replay.items import LEASE, PlanItems
 from dlqbatch.replay.progress import PlanStatus, sent_ids, standing
+from dlqbatch.replay.risk_facts import Frozen, check_health, look_at_origins
 from dlqbatch.replay.risks import Place, Risk, largest_body, risks
 from dlqbatch.replay.run import Replay, executor_for, foresee
 from dlqbatch.settings import Settings

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, Engine, Row, exists, or_, select, update
 
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.errors import DlqbatchError
-from dlqbatch.replay.facts import origins_of
 from dlqbatch.replay.items import RESERVED_TO, PlanItems
 from dlqbatch.replay.progress import PlanStatus, held_rows, status_of
+from dlqbatch.replay.risk_facts import origins_of
 from dlqbatch.replay.risks import SHORTEST_PREFIX
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import keeping, reading, writing

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from dlqbatch.replay.facts import Frozen
     from dlqbatch.replay.progress import PlanStatus
+    from dlqbatch.replay.risk_facts import Frozen
 
 LEASE = timedelta(seconds=60)
 LATER = NOW + timedelta(seconds=1)

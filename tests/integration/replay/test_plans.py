@@ -47,8 +47,8 @@ from dlqbatch.store.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, PLANS
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from dlqbatch.replay.facts import Frozen
     from dlqbatch.replay.items import PlanItems
+    from dlqbatch.replay.risk_facts import Frozen
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])

@@ -18,10 +18,10 @@ from dlqbatch.amqp.retry_headers import return_exchange
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.replay import job as replay_job
 from dlqbatch.replay.batches import ApplyOptions
-from dlqbatch.replay.facts import Unhealthy
 from dlqbatch.replay.items import PlanItems
 from dlqbatch.replay.job import Replayed
 from dlqbatch.replay.plan import PlanRefused
+from dlqbatch.replay.risk_facts import Unhealthy
 from dlqbatch.store.engine import writing
 from dlqbatch.store.tables import MESSAGES
 

@@ -24,8 +24,8 @@ from dlqbatch.messages.actions import MessageActions
 from dlqbatch.messages.edit import Editing
 from dlqbatch.replay import job as replay_job
 from dlqbatch.replay.batches import ApplyOptions
-from dlqbatch.replay.facts import Unhealthy
 from dlqbatch.replay.items import PlanItems
+from dlqbatch.replay.risk_facts import Unhealthy
 from dlqbatch.settings import load
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import NotUnderstood
