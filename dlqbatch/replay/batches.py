@@ -26,8 +26,8 @@ from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.lifecycle.attempts import Outgoing
 from dlqbatch.lifecycle.outbox import Outbox, fitting
 from dlqbatch.lifecycle.resend import NEEDS_A_PERSON, Resend
+from dlqbatch.replay.canary_and_rate import MAX_FAILURE_RATE, Pace, rate_of
 from dlqbatch.replay.items import LEASE, PlanItems, Taken
-from dlqbatch.replay.risks import MAX_FAILURE_RATE, Pace, rate_of
 
 _FAILURES_ASKED_EVERY: Final = 2.0
 _ASKING_TAKES_AT_MOST: Final = 1 / 20

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -28,13 +29,14 @@ from dlqbatch.amqp.table import LONGEST_NAME
 from dlqbatch.messages.queries import mentions
 from dlqbatch.replay import risk_facts
 from dlqbatch.replay.risk_facts import Frozen, Refuses
-from dlqbatch.replay.risks import PlanHash, Risk
+from dlqbatch.replay.risks import Risk
 from dlqbatch.store.column_types import BIGINT, Time
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import LARGEST_ID, Filters, NotUnderstood
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS, PLANS
 
+HASH_LENGTH: Final = 16
 REPLAYED: Final = (Status.PENDING, Status.MANUAL, Status.FAILED)
 """What can be replayed, and is if nothing else is asked for."""
 _PAGE: Final = 10_000
@@ -45,6 +47,19 @@ _P: Final = PLANS.c
 _SHADOW: Final = Table(
     PLAN_ITEMS.name, MetaData(), *(Column(each.name, each.type) for each in PLAN_ITEMS.columns), prefixes=["TEMPORARY"]
 )
+
+
+class PlanHash:
+    """The hash of a plan, made from its items in their order; ask for it at the end."""
+
+    def __init__(self, to_queue: str | None, created_at: datetime) -> None:
+        self._digest = sha256(f"{to_queue!r} {created_at.isoformat()}".encode("utf-8", "surrogatepass"))
+
+    def add(self, row_id: int, status: str, updated_at: datetime) -> None:
+        self._digest.update(f"\n{row_id} {status} {updated_at.isoformat()}".encode())
+
+    def hash(self) -> str:
+        return self._digest.hexdigest()[:HASH_LENGTH]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from dlqbatch.lifecycle import attempts, leases
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import Outgoing
 from dlqbatch.lifecycle.breaker import Limits
+from dlqbatch.replay.canary_and_rate import Outcomes
 from dlqbatch.replay.progress import (
     Items,
     current_rows,
@@ -37,7 +38,6 @@ from dlqbatch.replay.progress import (
     skip_items,
     waiting_items,
 )
-from dlqbatch.replay.risks import Outcomes
 from dlqbatch.store import journal as states
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import keeping, reading, writing

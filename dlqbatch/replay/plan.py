@@ -17,7 +17,6 @@ from dlqbatch.errors import DlqbatchError
 from dlqbatch.replay.items import RESERVED_TO, PlanItems
 from dlqbatch.replay.progress import PlanStatus, held_rows, status_of
 from dlqbatch.replay.risk_facts import origins_of
-from dlqbatch.replay.risks import SHORTEST_PREFIX
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import keeping, reading, writing
 from dlqbatch.store.reservation import OVER
@@ -28,6 +27,7 @@ from dlqbatch.store.text import time_text
 _AT_ONCE: Final = 1_000  # rows of one transaction
 _AT_REST: Final = tuple(status for status in Status if status is not Status.PROCESSING)
 _LIST_OR_MAKE: Final = "`dlqbatch replay status` lists the plans, `dlqbatch replay plan` makes a new one"
+_SHORTEST_PREFIX: Final = 8  # characters of a hash
 _M: Final = MESSAGES.c
 _P: Final = PLANS.c
 
@@ -62,9 +62,9 @@ class Applied:
 def find(connection: Connection, name: str) -> int:
     """The plan with this hash, or with the only one that begins so."""
     wanted = name.strip().lower()
-    if len(wanted) < SHORTEST_PREFIX or not wanted.isalnum():
+    if len(wanted) < _SHORTEST_PREFIX or not wanted.isalnum():
         raise NoSuchPlan(
-            f"'{name}' is no plan's hash; give at least its first {SHORTEST_PREFIX} characters. {_LIST_OR_MAKE}"
+            f"'{name}' is no plan's hash; give at least its first {_SHORTEST_PREFIX} characters. {_LIST_OR_MAKE}"
         )
     found = connection.scalars(select(_P.id).where(_P.hash.startswith(wanted, autoescape=True)).limit(2)).all()
     if len(found) > 1:

@@ -14,7 +14,7 @@ from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import Outgoing, without_bodies
 from dlqbatch.lifecycle.outcome_rows import unproven
 from dlqbatch.lifecycle.proof import UnprovenRetries
-from dlqbatch.replay.risks import CANARY_STEPS, Outcomes
+from dlqbatch.replay.canary_and_rate import CANARY_STEPS, Outcomes
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import reading
 from dlqbatch.store.reservation import begun

@@ -1,51 +1,20 @@
-"""What a replay plan is known by, what speaks against it, and how far it may go: a few first, the rest if they stay.
-
-An item is sent when the broker has confirmed it. Whether it failed is known soon, when it is dead-lettered again; that
-it did not is known only after the observation window. So a canary step may take longer than a run, and the next run
-goes on where this one stopped.
-"""
+"""The risks of a replay plan, for a person to read before it is applied: its possible duplicates, for example."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
-from hashlib import sha256
 from typing import Final
 
-from dlqbatch.errors import SettingsError
-
-CANARY_STEPS: Final = (1, 10, 100)
-"""How many in total are out before their outcome is waited for; then all."""
-MAX_FAILURE_RATE: Final = 0.1
 BACKED_UP: Final = 1_000
 """Messages waiting in an origin from which on it counts as backed up."""
 FAILS_AGAIN: Final = 0.5
-"""An origin loops straight back from this share of failures in_list the attempts that ended of late."""
-HASH_LENGTH: Final = 16
-SHORTEST_PREFIX: Final = 8
+"""An origin loops straight back from this share of failures of the attempts that ended of late."""
 LARGEST_BODY: Final = 16 * 1024 * 1024
 LARGEST_BODY_BEFORE_4: Final = 128 * 1024 * 1024
 _FIRST_WITH_SMALL_BODIES: Final = (4, 0)
-
-
-class PlanHash:
-    """The hash of a plan, made from its items in their order; ask for it at the end."""
-
-    def __init__(self, to_queue: str | None, created_at: datetime) -> None:
-        self._digest = sha256(f"{to_queue!r} {created_at.isoformat()}".encode("utf-8", "surrogatepass"))
-
-    def add(self, row_id: int, status: str, updated_at: datetime) -> None:
-        self._digest.update(f"\n{row_id} {status} {updated_at.isoformat()}".encode())
-
-    def hash(self) -> str:
-        return self._digest.hexdigest()[:HASH_LENGTH]
-
-
-# --- What speaks against it
+_MOST_QUEUES: Final = 5
 
 
 class RiskName(StrEnum):
@@ -63,6 +32,9 @@ class RiskName(StrEnum):
     FAILED_BEFORE = "failed-before"
     RULE_SAYS_MANUAL = "rule-says-manual"
     BODY_TOO_LARGE = "body-too-large"
+
+
+_GRAVITY: Final = {name: place for place, name in enumerate(RiskName)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,107 +183,3 @@ def _of_place(place: Place, count: int, recent: tuple[int, int]) -> Iterable[Ris
             "cause first; the canary shows whether it is mended"
         )
         yield Risk(RiskName.LOOPS_BACK, count, says)
-
-
-_MOST_QUEUES: Final = 5
-_GRAVITY: Final = {name: place for place, name in enumerate(RiskName)}
-
-
-# --- How far it may go
-
-
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """Of the items sent since the plan was applied, or since it was taken up again after a stop."""
-
-    sent: int = 0
-    failed: int = 0
-    succeeded: int = 0
-
-    @property
-    def open(self) -> int:
-        return self.sent - self.failed - self.succeeded
-
-    @property
-    def failure_rate(self) -> float:
-        return self.failed / self.sent if self.sent else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Go:
-    limit: int | None
-    """How many may be out in total; None: all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    step: int
-    """The canary step that is out, and whose outcome is not known yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    why: str
-
-
-Verdict = Go | Wait | Stop
-
-
-def how_far(outcomes: Outcomes, *, canary: bool, max_failure_rate: float) -> Verdict:
-    """What may be sent next; a failure rate of 1 is never exceeded."""
-    if outcomes.failure_rate > max_failure_rate:
-        rate = f"{outcomes.failure_rate:.0%}"
-        return Stop(
-            f"{outcomes.failed:,} of {outcomes.sent:,} came back, which is {rate} and more than {max_failure_rate:.0%}"
-        )
-    if not canary or outcomes.sent > CANARY_STEPS[-1]:
-        return Go(None)
-    step = next(step for step in (0, *CANARY_STEPS) if step >= outcomes.sent)
-    if outcomes.sent < step:
-        return Go(step)
-    if outcomes.open:
-        return Wait(step)
-    return Go(next((following for following in CANARY_STEPS if following > step), None))
-
-
-# --- How fast
-
-
-_RATE: Final = re.compile(r"\s*(?P<number>\d+(\.\d+)?)\s*(/\s*(?P<unit>s|sec|second|m|min|minute|h|hour))?\s*")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
-_SAVED_UP: Final = 1.0
-"""Seconds' worth of messages that may be made up for after a hold-up."""
-
-
-def rate_of(text: str) -> float:
-    """Messages a second, from `50`, `50/s`, `600/min` or `10/h`."""
-    found = _RATE.fullmatch(text)
-    number = float(found["number"]) / _SECONDS[(found["unit"] or "s")[0]] if found else 0.0
-    if not number or math.isinf(number):
-        raise SettingsError(f"'{text}' is no rate; write 50/s, 600/min or 10/h")
-    return number
-
-
-class Pace:
-    """How many may go out by now, on a monotonic clock; evenly, and never more than a second's worth at once.
-
-    Its time begins when it is first asked: what the run did before is nothing to be made up for.
-    """
-
-    def __init__(self, per_second: float | None) -> None:
-        self._per_second = per_second
-        self._now: float | None = None
-        self._allowed = 1.0
-
-    def allowed(self, now: float, room: int) -> int:
-        if self._per_second is None:
-            return room
-        most = max(self._per_second * _SAVED_UP, 1.0)
-        since = 0.0 if self._now is None else now - self._now
-        self._allowed = min(self._allowed + since * self._per_second, most)
-        self._now = now
-        return min(room, int(self._allowed))
-
-    def took(self, number: int) -> None:
-        if self._per_second is not None:
-            self._allowed -= number

@@ -23,9 +23,9 @@ from dlqbatch.lifecycle.resend import SENT, Resend
 from dlqbatch.lifecycle.strategy import MANUAL
 from dlqbatch.replay import plan as plans
 from dlqbatch.replay.batches import ApplyOptions, Batches
+from dlqbatch.replay.canary_and_rate import Go, Pace, Stop, Wait, how_far
 from dlqbatch.replay.items import PlanItems
 from dlqbatch.replay.progress import PlanStatus, Standing
-from dlqbatch.replay.risks import Go, Pace, Stop, Wait, how_far
 
 log = logs.get(__name__)
 

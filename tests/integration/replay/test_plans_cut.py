@@ -33,7 +33,7 @@ from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.lifecycle.resend import Resend
 from dlqbatch.replay import plan as plan_states
 from dlqbatch.replay.batches import ApplyOptions, Batches
-from dlqbatch.replay.risks import Pace, Stop, how_far
+from dlqbatch.replay.canary_and_rate import Pace, Stop, how_far
 from dlqbatch.replay.run import Inline
 from dlqbatch.store import journal as states
 from dlqbatch.store.engine import reading, writing

@@ -9,25 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlqbatch.errors import SettingsError
-from dlqbatch.replay.freeze import Selection
+from dlqbatch.replay.canary_and_rate import CANARY_STEPS, Go, Outcomes, Pace, Stop, Wait, how_far, rate_of
+from dlqbatch.replay.freeze import HASH_LENGTH, PlanHash, Selection
 from dlqbatch.replay.risks import (
     BACKED_UP,
-    CANARY_STEPS,
-    HASH_LENGTH,
     LARGEST_BODY,
     LARGEST_BODY_BEFORE_4,
     Facts,
-    Go,
-    Outcomes,
-    Pace,
     Place,
-    PlanHash,
     RiskName,
-    Stop,
-    Wait,
-    how_far,
     largest_body,
-    rate_of,
     risks,
 )
 from dlqbatch.store.filters import NotUnderstood
