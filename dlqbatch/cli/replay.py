@@ -32,6 +32,7 @@ from dlqbatch.cli.timeline import time
 from dlqbatch.jobs import RunOptions
 from dlqbatch.logs import plain
 from dlqbatch.replay import job as replay_job
+from dlqbatch.replay.abort import abort_replay
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.freeze import Selection
 from dlqbatch.store.filters import Filters
@@ -251,7 +252,7 @@ def abort(
     dlqbatch replay abort 1684bb502551e20c
     """
     progress = Progress()
-    told = replay_job.abort_replay(
+    told = abort_replay(
         configured(settings, config), name, actor=person(actor), stopped=on_signal(), waiting=progress.waiting
     ).as_dict()
     progress.end()

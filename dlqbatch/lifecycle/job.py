@@ -21,12 +21,12 @@ from dlqbatch.broker.transfer import Bounds
 from dlqbatch.errors import SettingsError
 from dlqbatch.jobs import Report, RunOptions, bounds_of
 from dlqbatch.lifecycle import breaker
+from dlqbatch.lifecycle.ended_replays import release_ended_plans
 from dlqbatch.lifecycle.outcome import Observation, QueueReader
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.lifecycle.rule_rows import Rules
 from dlqbatch.lifecycle.run import Lifecycle
 from dlqbatch.lifecycle.strategy import Choice, Limits, Options, zone
-from dlqbatch.replay.plan import release_over
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import StoreClock, engine_for, store_for
 from dlqbatch.store.engine import keeping
@@ -92,7 +92,7 @@ def _release_aborted_plans(settings: Settings, engine: Engine, run_options: RunO
     """
     began = time.monotonic()
     until = began + max(bounds.stop_at - began, 0.0) * _SHARE_FOR_ABORTED_PLANS
-    release_over(
+    release_ended_plans(
         engine,
         actor="replay",  # the moves of the actor lifecycle are outcomes, and nothing has been decided about these
         worker=_worker(),

@@ -24,13 +24,12 @@ from dlqbatch.lifecycle import attempts, leases
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import Outgoing
 from dlqbatch.lifecycle.breaker import Limits
+from dlqbatch.lifecycle.ended_replays import return_to_plan
 from dlqbatch.replay.canary_and_rate import Outcomes
 from dlqbatch.replay.progress import (
-    Items,
     current_rows,
     held_rows,
     is_held,
-    items_of_rows,
     mark_items_sent,
     move_items,
     outcomes_of,
@@ -42,7 +41,7 @@ from dlqbatch.store import journal as states
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import keeping, reading, writing
 from dlqbatch.store.journal import RowMove
-from dlqbatch.store.reservation import begun
+from dlqbatch.store.reservation import Items, begun, items_of_rows, places_of
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import ATTEMPTS, IS_OPEN, MESSAGES, PLAN_ITEMS, PLANS
 
@@ -198,12 +197,6 @@ class PlanItems:
             return Taken(state, sizes, self.begin(sizes, now))
         return taken
 
-    def return_expired(self, now: datetime) -> None:
-        """Give back what an apply that was cut has left behind, as soon as its leases are over."""
-        while left_behind := self._take_over(_AT_ONCE, now):
-            self._back(dict.fromkeys(left_behind, "the apply was cut, and its plan is over"), now, {})
-            self._forget(left_behind)
-
     def _take_over(self, limit: int, now: datetime) -> dict[int, int]:
         """Rows of an apply whose lease ran out, and the sizes of their bodies; their attempts go on."""
         found = leases.take_over(
@@ -213,14 +206,9 @@ class PlanItems:
         self._origins.update({row.row_id: self._to_queue or row.origin for row in found})
         self._taken_over.update(row.row_id for row in found if row.has_attempt)
         if found:
-            self._look_up_places([row.row_id for row in found])
+            with reading(self.engine) as connection:
+                self._places |= places_of(connection, self.plan_id, [row.row_id for row in found])
         return {row.row_id: row.body_size for row in found}
-
-    def _look_up_places(self, row_ids: Sequence[int]) -> None:
-        with reading(self.engine) as connection:
-            this = (_I.plan_id == self.plan_id, in_list(connection, _I.message_id, row_ids))
-            for item in connection.execute(select(_I.message_id, _I.place).where(*this)):
-                self._places[item.message_id] = item.place
 
     def _take(self, connection: Connection, items: Sequence[Row[*tuple[Any, ...]]], now: datetime) -> Taken:
         rows = current_rows(connection, [item.message_id for item in items], locked=True)
@@ -337,18 +325,9 @@ class PlanItems:
         if not tokens:
             return set()
         with writing(self.engine) as connection:
-            unsent = attempts.abandon_unsent(connection, tokens, now)
-            these = self._items(connection, unsent)
-            before = connection.execute(select(_I.message_id, _I.seen_status).where(*these)).all()
-            moves = [
-                RowMove(row_id, Status.PROCESSING, to or seen, tokens[row_id], row_ids[row_id], columns)
-                for row_id, seen in before
-            ]
-            moved = states.move_many(connection, moves, now, self._actor)
-            # As they are now is how the plan knows them from here on.
-            back = update(PLAN_ITEMS).where(*self._items(connection, moved))
-            connection.execute(back.values(seen_updated_at=now, attempt=None))
-        return moved
+            return return_to_plan(
+                connection, self.plan_id, self._places, tokens, row_ids, now, self._actor, columns, to
+            )
 
     def _items(self, connection: Connection, row_ids: Collection[int]) -> Items:
         return items_of_rows(self.plan_id, self._places, row_ids, connection)

@@ -1,4 +1,4 @@
-"""Replays as a person asks for them: a plan is made, applied, previewed, shown and aborted."""
+"""The commands of a replay, but for its abort: a plan is made, previewed, applied and shown."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.errors import DlqbatchError, SettingsError
 from dlqbatch.jobs import Report, RunOptions
+from dlqbatch.lifecycle.ended_replays import release_ended_plans
 from dlqbatch.lifecycle.job import breaker_limits, observation
 from dlqbatch.lifecycle.resend import Resend
 from dlqbatch.lifecycle.rule_rows import Rules
 from dlqbatch.messages.actions import check_person
 from dlqbatch.replay import plan as plans
-from dlqbatch.replay.batches import PERMISSION, ApplyOptions
+from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.freeze import Selection, freeze, keep_risks
 from dlqbatch.replay.items import LEASE, PlanItems
-from dlqbatch.replay.progress import PlanStatus, sent_ids, standing
+from dlqbatch.replay.progress import PlanStatus, standing
 from dlqbatch.replay.risk_facts import Frozen, check_health, look_at_origins
 from dlqbatch.replay.risks import Place, Risk, largest_body, risks
 from dlqbatch.replay.run import Replay, executor_for, foresee
@@ -45,10 +46,6 @@ _NO_BOUND: Final = 1 << 62
 _FOR_EVER: Final = 10 * 365 * 86_400.0
 _OBSERVES_FOR: Final = 20.0  # seconds that one look at the queues may take
 _RELEASES_FOR: Final = 10.0  # seconds for a plan or an apply to release rows of plans whose abort was cut
-# Seconds for the applies that are under way to say what they have sent. A permission to publish is over by then.
-_ABORT_WAITS: Final = 2 * PERMISSION
-_LOOKS_EVERY: Final = 0.05
-_MOST_SENT_IDS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +75,9 @@ class Replayed:
         return {**self.report.as_dict(), "plan": self.status.as_dict()}
 
 
-@dataclass(frozen=True, slots=True)
-class Aborted:
-    status: PlanStatus
-    sent_ids: tuple[int, ...]
-    """The first thousand of the messages that the plan has sent."""
-
-    def as_dict(self) -> dict[str, object]:
-        return {**self.status.as_dict(), "sent_ids": list(self.sent_ids)}
-
-
 def plan_replay(settings: Settings, selection: Selection, *, actor: str, reason: str, dry_run: bool = False) -> Planned:
     """Freeze what is meant, look at the broker, and say what speaks against it; nothing moves."""
-    engine = _store_for_person(actor, settings, reason)
+    engine = store_for_person(actor, settings, reason)
     # Before anything is frozen: without a broker nobody can say whether the plan is any good.
     with _connected(settings) as connection:
         if not dry_run:
@@ -117,7 +104,7 @@ def apply_replay(
 ) -> Replayed:
     """One run of a plan; apply it again for what this run left waiting."""
     options = replace(options, patience=settings.settle_seconds + settings.blocked_timeout_seconds)
-    engine = _store_for_person(actor, settings)
+    engine = store_for_person(actor, settings)
     clock = StoreClock(engine)
     began = clock()
     _release_rows_of_ended_plans(engine, actor, run_options.stopped)
@@ -136,7 +123,7 @@ def apply_replay(
         engine,
         plan.plan_id,
         actor=actor,
-        worker=_worker(),
+        worker=worker_name(),
         lease=LEASE,
         reason=f"{REPLAYED_AS}{plan.hash}",
         to_queue=plan.to_queue,
@@ -176,7 +163,7 @@ def apply_replay(
 def preview_replay(settings: Settings, name: str, options: ApplyOptions, *, actor: str) -> Replayed:
     """What an apply would do now: nothing is reserved, sent or written."""
     started = time.monotonic()
-    engine = _store_for_person(actor, settings)
+    engine = store_for_person(actor, settings)
     plan = plans.check(engine, name, resume_stopped=options.resume_stopped)
     with _connected(settings) as connection:
         check_health(connection, Origins(connection, touch=False), plan.origins)
@@ -200,32 +187,6 @@ def replay_plans(settings: Settings, limit: int) -> tuple[PlanStatus, ...]:
     return plans.recent(_store(settings), limit)
 
 
-def abort_replay(
-    settings: Settings,
-    name: str,
-    *,
-    actor: str,
-    stopped: Callable[[], bool] = lambda: False,
-    waiting: Callable[[int], None] = lambda _: None,
-) -> Aborted:
-    """When it returns nothing of the plan is published any more, by whoever applies it and wherever.
-
-    `waiting` is told how many messages an apply still holds while it is waited for.
-    """
-    engine = _store_for_person(actor, settings)
-    clock = StoreClock(engine)
-    plan_id = plans.enter_aborted(engine, name, now=clock())
-    until = time.monotonic() + _ABORT_WAITS
-    # An apply that sees the abort notes what was confirmed and gives back the rest. One that was killed does not.
-    while (held := plans.under_way(engine, plan_id)) and time.monotonic() < until and not stopped():
-        waiting(held)
-        time.sleep(_LOOKS_EVERY)
-    status = plans.end_aborted(
-        engine, plan_id, actor=actor, worker=_worker(), lease=LEASE, now=clock(), is_over=stopped
-    )
-    return Aborted(status, sent_ids(engine, plan_id, _MOST_SENT_IDS))
-
-
 def _store(settings: Settings) -> Engine:
     if settings.database_url_is_default:
         raise SettingsError(
@@ -235,7 +196,7 @@ def _store(settings: Settings) -> Engine:
     return store_for(settings)
 
 
-def _store_for_person(actor: str, settings: Settings, reason: str = "as planned") -> Engine:
+def store_for_person(actor: str, settings: Settings, reason: str = "as planned") -> Engine:
     """Refused to the name of a job: such a one may not make a person's moves, and would find out in the middle."""
     check_person(actor, reason)
     return _store(settings)
@@ -243,17 +204,17 @@ def _store_for_person(actor: str, settings: Settings, reason: str = "as planned"
 
 def _release_rows_of_ended_plans(engine: Engine, actor: str, stopped: Callable[[], bool] = lambda: False) -> None:
     until = time.monotonic() + _RELEASES_FOR
-    plans.release_over(
+    release_ended_plans(
         engine,
         actor=actor,
-        worker=_worker(),
+        worker=worker_name(),
         lease=LEASE,
         now=StoreClock(engine)(),
         is_over=lambda: stopped() or time.monotonic() >= until,
     )
 
 
-def _worker() -> str:
+def worker_name() -> str:
     return f"replay {socket.gethostname()} {os.getpid()}"
 
 

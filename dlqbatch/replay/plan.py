@@ -5,27 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Row, exists, or_, select, update
 
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.errors import DlqbatchError
-from dlqbatch.replay.items import RESERVED_TO, PlanItems
-from dlqbatch.replay.progress import PlanStatus, held_rows, status_of
+from dlqbatch.replay.items import RESERVED_TO
+from dlqbatch.replay.progress import PlanStatus, status_of
 from dlqbatch.replay.risk_facts import origins_of
-from dlqbatch.store.bulk import in_list
-from dlqbatch.store.engine import keeping, reading, writing
-from dlqbatch.store.reservation import OVER
-from dlqbatch.store.states import PLAN_MOVES, Status
+from dlqbatch.store.engine import reading, writing
+from dlqbatch.store.reservation import OVER, let_go
+from dlqbatch.store.states import PLAN_MOVES
 from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS, PLANS
 from dlqbatch.store.text import time_text
 
-_AT_ONCE: Final = 1_000  # rows of one transaction
-_AT_REST: Final = tuple(status for status in Status if status is not Status.PROCESSING)
 _LIST_OR_MAKE: Final = "`dlqbatch replay status` lists the plans, `dlqbatch replay plan` makes a new one"
 _SHORTEST_PREFIX: Final = 8  # characters of a hash
 _M: Final = MESSAGES.c
@@ -103,7 +100,7 @@ def start(
 ) -> Applied:
     """From here on it is being applied, until it is done, stopped or aborted."""
     with writing(engine) as connection:
-        found = _locked(connection, plan.plan_id)
+        found = locked(connection, plan.plan_id)
         _may_apply(found, resume_stopped=resume_stopped)
         progress = {
             **{name: value for name, value in (found.progress or {}).items() if name == RESERVED_TO},
@@ -111,7 +108,7 @@ def start(
             "max_failure_rate": max_failure_rate,
             "counted_from": _counted_from(found) or time_text(now),
         }
-        _enter(connection, found, "applying", now, progress)
+        enter(connection, found, "applying", now, progress)
     counted_from = datetime.fromisoformat(str(progress["counted_from"]))
     return replace(plan, counted_from=counted_from, is_first=found.state == "planned")
 
@@ -119,20 +116,20 @@ def start(
 def take_back(engine: Engine, plan: Applied, now: datetime) -> None:
     """A first apply that was refused before it could do anything: the plan is only planned, as it was."""
     with writing(engine) as connection:
-        found = _locked(connection, plan.plan_id)
+        found = locked(connection, plan.plan_id)
         touched = or_(PLAN_ITEMS.c.state != "waiting", PLAN_ITEMS.c.attempt.is_not(None))
         has_begun = connection.scalar(select(exists().where(PLAN_ITEMS.c.plan_id == plan.plan_id, touched)))
         has_rows = connection.scalar(select(exists().where(_M.plan_id == plan.plan_id)))
         if plan.is_first and found.state == "applying" and not has_begun and not has_rows:
-            _enter(connection, found, "planned", now, {})
+            enter(connection, found, "planned", now, {})
 
 
 def stop(engine: Engine, plan_id: int, why: str, now: datetime) -> None:
     """Too much of it failed; its rows stay reserved until a person has decided."""
     with writing(engine) as connection:
-        found = _locked(connection, plan_id)
+        found = locked(connection, plan_id)
         if found.state == "applying":
-            _enter(connection, found, "stopped", now, {**(found.progress or {}), "stopped_why": why})
+            enter(connection, found, "stopped", now, {**(found.progress or {}), "stopped_why": why})
 
 
 def finish(engine: Engine, plan_id: int, now: datetime) -> PlanStatus:
@@ -144,9 +141,9 @@ def finish(engine: Engine, plan_id: int, now: datetime) -> PlanStatus:
         )
     if state == "applying" and not waits:
         with writing(engine) as connection:
-            found = _locked(connection, plan_id)
+            found = locked(connection, plan_id)
             if found.state == "applying":
-                _enter(connection, found, "done", now, found.progress or {})
+                enter(connection, found, "done", now, found.progress or {})
     if not waits:
         # Only now: what comes to rest from here on is nobody's by itself. Of an aborted plan the abort lets go.
         let_go(engine, plan_id)
@@ -154,76 +151,11 @@ def finish(engine: Engine, plan_id: int, now: datetime) -> PlanStatus:
         return status_of(connection, plan_id)
 
 
-def enter_aborted(engine: Engine, name: str, *, now: datetime) -> int:
-    """From its commit on nobody takes anything more of the plan, whose id this is; PlanRefused if it is done."""
-    with writing(engine) as connection:
-        plan_id = find(connection, name)
-        found = _locked(connection, plan_id)
-        if found.state == "done":
-            raise PlanRefused(
-                f"plan {found.hash} is done: there is nothing to abort. `dlqbatch replay status` shows it"
-            )
-        if found.state != "aborted":
-            _enter(connection, found, "aborted", now, found.progress or {})
-    return plan_id
-
-
-def under_way(engine: Engine, plan_id: int) -> int:
-    """Rows that an apply holds: it may be publishing one of them at this moment."""
-    with reading(engine) as connection:
-        return held_rows(connection, plan_id)[0]
-
-
-def end_aborted(
-    engine: Engine,
-    plan_id: int,
-    *,
-    actor: str,
-    worker: str,
-    lease: timedelta,
-    now: datetime,
-    is_over: Callable[[], bool] = lambda: False,
-) -> PlanStatus:
-    """Its rows are everybody's again, as they are, but for what an apply holds: that one gives them back itself.
-
-    An apply that was killed cannot. What it held goes back after its leases, by whoever asks then.
-    """
-    PlanItems(engine, plan_id, actor=actor, worker=worker, lease=lease, reason="abort").return_expired(now)
-    let_go(engine, plan_id, is_over)
-    with reading(engine) as connection:
-        return status_of(connection, plan_id)
-
-
-def release_over(
-    engine: Engine,
-    *,
-    actor: str,
-    worker: str,
-    lease: timedelta,
-    now: datetime,
-    is_over: Callable[[], bool] = lambda: False,
-) -> None:
-    """Let go of what plans that are over still have: whoever was cut there, or whatever came to rest as they ended.
-
-    What an apply of an aborted plan held goes back when its leases are over. The next one goes on where the time of
-    this one ended.
-    """
-    with reading(engine) as connection:
-        # Held, or sent: to tell them apart here would be to look at all that are sent.
-        held = exists().where(_M.plan_id == _P.id, _M.status == Status.PROCESSING)
-        aborted = connection.scalars(select(_P.id).where(_P.state == "aborted", held)).all()
-    for plan_id in aborted:
-        PlanItems(engine, plan_id, actor=actor, worker=worker, lease=lease, reason="abort").return_expired(now)
-    for plan_id in forgotten(engine):
-        if is_over() or not let_go(engine, plan_id, is_over):
-            return
-
-
-def _locked(connection: Connection, plan_id: int) -> Row[*tuple[Any, ...]]:
+def locked(connection: Connection, plan_id: int) -> Row[*tuple[Any, ...]]:
     return connection.execute(select(PLANS).where(_P.id == plan_id).with_for_update()).one()
 
 
-def _enter(
+def enter(
     connection: Connection, plan: Row[*tuple[Any, ...]], state: str, now: datetime, progress: Mapping[str, object]
 ) -> None:
     if state != plan.state and state not in PLAN_MOVES[plan.state]:
@@ -250,33 +182,3 @@ def _may_apply(plan: Row[*tuple[Any, ...]], *, resume_stopped: bool) -> None:
             f"cause is gone, `dlqbatch replay apply {plan.hash} --resume-stopped` goes on; "
             f"`dlqbatch replay abort {plan.hash}` lets its messages go."
         )
-
-
-def let_go(engine: Engine, plan_id: int, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """The plan's rows are everybody's again; what it is sending, or has sent, becomes so when it comes to rest.
-
-    False if it was over before all were let go: whoever looks for what is forgotten goes on.
-    """
-    with keeping(engine):
-        # State by state, as the index has them, in the order of their ids: or each page would sort all the rest.
-        for status in _AT_REST:
-            last = 0
-            while not is_over():
-                with writing(engine) as connection:
-                    some = select(_M.id).where(_M.plan_id == plan_id, _M.status == status, _M.id > last)
-                    ids = connection.scalars(some.order_by(_M.id).limit(_AT_ONCE).with_for_update()).all()
-                    if not ids:
-                        break
-                    connection.execute(update(MESSAGES).where(in_list(connection, _M.id, ids)).values(plan_id=None))
-                last = ids[-1]
-            else:
-                return False
-    return True
-
-
-def forgotten(engine: Engine) -> Sequence[int]:
-    """Plans that are over and have rows all the same: an end was cut, or a row came to rest in that moment."""
-    with reading(engine) as connection:
-        # State by state: by an index on both columns, and not through all that the plan has sent.
-        has_rows = exists().where(_M.plan_id == _P.id, _M.status.in_(_AT_REST))
-        return connection.scalars(select(_P.id).where(_P.state.in_(OVER), has_rows)).all()

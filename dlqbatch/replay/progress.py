@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
@@ -17,14 +17,13 @@ from dlqbatch.lifecycle.proof import UnprovenRetries
 from dlqbatch.replay.canary_and_rate import CANARY_STEPS, Outcomes
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import reading
-from dlqbatch.store.reservation import begun
+from dlqbatch.store.reservation import Items, begun, items_of_rows
 from dlqbatch.store.states import ITEM_MOVES, Status
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES, OBSERVED, PLAN_ITEMS, PLANS
 from dlqbatch.store.text import json_ready
 
 AnyRow = Row[*tuple[Any, ...]]
 Rows = dict[int, AnyRow]
-Items = tuple[ColumnElement[bool], ...]
 _AT_ONCE: Final = 1_000
 _MOST_REASONS: Final = 20
 _M: Final = MESSAGES.c
@@ -117,16 +116,6 @@ def confirmed_items(*these: ColumnElement[bool]) -> Select[Any]:
     this = and_(ATTEMPTS.c.message_id == _I.message_id, ATTEMPTS.c.number == _I.attempt)
     found = select(_I.message_id).select_from(PLAN_ITEMS.join(ATTEMPTS, this))
     return found.where(*these, or_(ATTEMPTS.c.sent_at.is_not(None), ATTEMPTS.c.outcome == "failed"))
-
-
-def items_of_rows(plan_id: int, places: Mapping[int, int], row_ids: Collection[int], connection: Connection) -> Items:
-    """The items of these rows, whose places in the plan are known.
-
-    Of a plan that was made just now PostgreSQL has no statistics, and by the ids of messages alone it would read all
-    items of the plan for each batch; their places lie close together.
-    """
-    near = [places[row_id] for row_id in row_ids] or [0]
-    return _I.plan_id == plan_id, _I.place.between(min(near), max(near)), in_list(connection, _I.message_id, row_ids)
 
 
 def move_items(state: str, these: Items) -> Update:
@@ -360,13 +349,6 @@ def outcomes_of(connection: Connection, plan_id: int, since: datetime | None = N
     # Given up, for its origin is gone or a person has discarded it: nobody waits for it, and it is no success.
     failed = found.get("failed", 0) + found.get("abandoned", 0)
     return Outcomes(sum(found.values()), failed, found.get("succeeded", 0))
-
-
-def sent_ids(engine: Engine, plan_id: int, limit: int) -> tuple[int, ...]:
-    """The first of the messages that the plan has sent, by their numbers."""
-    with reading(engine) as connection:
-        sent = select(_I.message_id).where(_I.plan_id == plan_id, _I.state == "sent")
-        return tuple(connection.scalars(sent.order_by(_I.place).limit(limit)))
 
 
 def held_rows(connection: Connection, plan_id: int, now: datetime | None = None) -> tuple[int, datetime | None]:

@@ -5,20 +5,25 @@ A row that the plan has sent is let go when it is known what became of it: it is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, Engine, exists, select, update
 
-from dlqbatch.store.states import PLAN_MOVES
+from dlqbatch.store.bulk import in_list
+from dlqbatch.store.engine import keeping, reading, writing
+from dlqbatch.store.states import PLAN_MOVES, Status
 from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS, PLANS
 
 OVER: Final = tuple(state for state, ends in PLAN_MOVES.items() if not ends)
 # What stands before a plan's hash in the journal of each message that it has sent.
 REPLAYED_AS: Final = "replay "
+_AT_ONCE: Final = 1_000  # rows of one transaction
+_AT_REST: Final = tuple(status for status in Status if status is not Status.PROCESSING)
 _M: Final = MESSAGES.c
 _P: Final = PLANS.c
 _I: Final = PLAN_ITEMS.c
+Items = tuple[ColumnElement[bool], ...]
 # What a row's plan becomes when the row is no longer processing.
 STILL_RESERVED: Final = (
     select(_P.id).where(_P.id == _M.plan_id, _P.state.not_in(OVER)).correlate(MESSAGES).scalar_subquery()
@@ -44,3 +49,49 @@ def begun(connection: Connection, plan_id: int) -> Sequence[int]:
     """
     waiting = select(_I.message_id).where(_I.plan_id == plan_id, _I.state == "waiting", _I.attempt.is_not(None))
     return connection.scalars(waiting).all()
+
+
+def items_of_rows(plan_id: int, places: Mapping[int, int], row_ids: Collection[int], connection: Connection) -> Items:
+    """The items of these rows, whose places in the plan are known.
+
+    Of a plan that was made just now PostgreSQL has no statistics, and by the ids of messages alone it would read all
+    items of the plan for each batch; their places lie close together.
+    """
+    near = [places[row_id] for row_id in row_ids] or [0]
+    return _I.plan_id == plan_id, _I.place.between(min(near), max(near)), in_list(connection, _I.message_id, row_ids)
+
+
+def places_of(connection: Connection, plan_id: int, row_ids: Collection[int]) -> dict[int, int]:
+    """Where in the plan these rows are."""
+    these = (_I.plan_id == plan_id, in_list(connection, _I.message_id, row_ids))
+    return dict(connection.execute(select(_I.message_id, _I.place).where(*these)).all())
+
+
+def let_go(engine: Engine, plan_id: int, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """The plan's rows are everybody's again; what it is sending, or has sent, becomes so when it comes to rest.
+
+    False if it was over before all were let go: whoever looks for what is forgotten goes on.
+    """
+    with keeping(engine):
+        # State by state, as the index has them, in the order of their ids: or each page would sort all the rest.
+        for status in _AT_REST:
+            last = 0
+            while not is_over():
+                with writing(engine) as connection:
+                    some = select(_M.id).where(_M.plan_id == plan_id, _M.status == status, _M.id > last)
+                    ids = connection.scalars(some.order_by(_M.id).limit(_AT_ONCE).with_for_update()).all()
+                    if not ids:
+                        break
+                    connection.execute(update(MESSAGES).where(in_list(connection, _M.id, ids)).values(plan_id=None))
+                last = ids[-1]
+            else:
+                return False
+    return True
+
+
+def forgotten(engine: Engine) -> Sequence[int]:
+    """Plans that are over and have rows all the same: an end was cut, or a row came to rest in that moment."""
+    with reading(engine) as connection:
+        # State by state: by an index on both columns, and not through all that the plan has sent.
+        has_rows = exists().where(_M.plan_id == _P.id, _M.status.in_(_AT_REST))
+        return connection.scalars(select(_P.id).where(_P.state.in_(OVER), has_rows)).all()

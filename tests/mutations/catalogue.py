@@ -434,7 +434,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "abort-waits-for-nobody",
         "messages arrive after an abort has said that nothing more is sent",
-        "replay/job.py",
+        "replay/abort.py",
         "    until = time.monotonic() + _ABORT_WAITS\n",
         "    until = time.monotonic()\n",
         "faults/replay/test_replay_stop.py::test_nothing_arrives_after_an_abort_has_returned",

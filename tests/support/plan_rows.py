@@ -13,6 +13,7 @@ from sqlalchemy import insert, select, update
 
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.replay import plan as plan_states
+from dlqbatch.replay.abort import end_aborted, enter_aborted
 from dlqbatch.replay.freeze import Selection
 from dlqbatch.replay.freeze import freeze as freeze_plan
 from dlqbatch.replay.items import PlanItems
@@ -118,5 +119,5 @@ def go_to(engine: Engine, row_id: int, *way: Status) -> None:
 
 def abort(engine: Engine, frozen: Frozen, now: datetime = LATER) -> PlanStatus:
     """As a person's abort, which waits for nobody."""
-    plan_id = plan_states.enter_aborted(engine, frozen.hash, now=now)
-    return plan_states.end_aborted(engine, plan_id, actor="bob", worker="b", lease=LEASE, now=now)
+    plan_id = enter_aborted(engine, frozen.hash, now=now)
+    return end_aborted(engine, plan_id, actor="bob", worker="b", lease=LEASE, now=now)

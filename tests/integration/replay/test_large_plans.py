@@ -13,12 +13,12 @@ from plan_rows import LATER, LEASE, abort, add, applying, dead, freeze, reserve
 from query_plans import statements_of
 from sqlalchemy import func, select
 
+from dlqbatch.lifecycle.ended_replays import release_ended_plans
 from dlqbatch.lifecycle.leases import claim
 from dlqbatch.replay import items
-from dlqbatch.replay import plan as plan_states
 from dlqbatch.replay import run as runs
-from dlqbatch.replay.plan import forgotten, let_go
 from dlqbatch.store.engine import reading
+from dlqbatch.store.reservation import forgotten, let_go
 from dlqbatch.store.tables import MESSAGES
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def test_a_plan_is_let_go_page_by_page_without_sorting_what_is_left(engine: Engi
 def test_what_an_abort_that_was_cut_left_is_let_go_in_steps(engine: Engine) -> None:
     ids = many(engine, 2_500)
     plan_id = reserve(engine, *ids, state="aborted")
-    plan_states.release_over(engine, actor="x", worker="w", lease=LEASE, now=LATER, is_over=after(2))
+    release_ended_plans(engine, actor="x", worker="w", lease=LEASE, now=LATER, is_over=after(2))
     assert 0 < reserved(engine) < len(ids)
-    plan_states.release_over(engine, actor="x", worker="w", lease=LEASE, now=LATER)
+    release_ended_plans(engine, actor="x", worker="w", lease=LEASE, now=LATER)
     assert (reserved(engine), forgotten(engine), plan_id) == (0, [], plan_id)
 
 

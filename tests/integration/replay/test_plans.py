@@ -34,6 +34,7 @@ from sqlalchemy import select, text, update
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.lifecycle import attempts, leases
 from dlqbatch.lifecycle.attempts import close_attempt
+from dlqbatch.lifecycle.ended_replays import release_ended_plans
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.replay import plan as plan_states
 from dlqbatch.replay.freeze import Selection
@@ -117,9 +118,9 @@ def test_what_a_cut_apply_of_an_aborted_plan_held_is_let_go_after_its_lease_and_
     cut.reserve()
     cut.take(1, None, LATER)
     abort(engine, frozen, LATER)
-    plan_states.release_over(engine, actor="bob", worker="b", lease=LEASE, now=LATER)
+    release_ended_plans(engine, actor="bob", worker="b", lease=LEASE, now=LATER)
     assert column(engine, "status", *ids) == ["processing", "pending"]
-    plan_states.release_over(engine, actor="bob", worker="b", lease=LEASE, now=AFTER_LEASE)
+    release_ended_plans(engine, actor="bob", worker="b", lease=LEASE, now=AFTER_LEASE)
     assert (column(engine, "status", *ids), column(engine, "plan_id", *ids)) == (["pending"] * 2, [None] * 2)
     assert status(engine, frozen).do_next.startswith("nothing was sent: 0 were skipped, 2 given up")
     assert status(engine, other).state == "planned"
@@ -224,7 +225,7 @@ def test_what_came_to_rest_in_the_moment_in_which_its_plan_ended_is_let_go(engin
     rest(engine, ids[0])
     with writing(engine) as connection:
         connection.execute(update(MESSAGES).where(MESSAGES.c.id == ids[0]).values(plan_id=frozen.plan_id))
-    plan_states.release_over(engine, actor="bob", worker="b", lease=LEASE, now=LATER)
+    release_ended_plans(engine, actor="bob", worker="b", lease=LEASE, now=LATER)
     assert column(engine, "plan_id", *ids) == [None, frozen.plan_id]
 
 

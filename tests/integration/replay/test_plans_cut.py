@@ -29,8 +29,10 @@ from sqlalchemy import func, select
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.lifecycle import leases
 from dlqbatch.lifecycle.attempts import close_attempt
+from dlqbatch.lifecycle.ended_replays import release_ended_plans
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.lifecycle.resend import Resend
+from dlqbatch.replay import abort as abort_module
 from dlqbatch.replay import plan as plan_states
 from dlqbatch.replay.batches import ApplyOptions, Batches
 from dlqbatch.replay.canary_and_rate import Pace, Stop, how_far
@@ -70,8 +72,8 @@ def attempts_of(engine: Engine) -> list[tuple[int, bool, str | None]]:
         return [(number, sent_at is not None, outcome) for number, sent_at, outcome in connection.execute(asked)]
 
 
-def release_over(engine: Engine, now: datetime = LATER) -> None:
-    plan_states.release_over(engine, actor="bob", worker="b", lease=LEASE, now=now)
+def release_plans(engine: Engine, now: datetime = LATER) -> None:
+    release_ended_plans(engine, actor="bob", worker="b", lease=LEASE, now=now)
 
 
 # --- An abort that was cut
@@ -88,11 +90,11 @@ def test_an_abort_that_is_cut_after_its_commit_leaves_nothing_reserved(
         raise DatabaseUnreadable("somewhere", "gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(plan_states, "let_go", cut)
+        patch.setattr(abort_module, "let_go", cut)
         with pytest.raises(DatabaseUnreadable):
             abort(engine, frozen)
     assert (status(engine, frozen).state, column(engine, "plan_id", *ids)) == ("aborted", [frozen.plan_id] * 2)
-    release_over(engine)
+    release_plans(engine)
     assert column(engine, "plan_id", *ids) == [None, None]
     assert status(engine, other).state == "planned"
 
@@ -104,7 +106,7 @@ def test_an_apply_killed_after_its_plan_was_aborted_leaves_nothing_reserved(engi
     running.reserve()
     taken = running.take(10, None, LATER)
     abort(engine, frozen)
-    release_over(engine)
+    release_plans(engine)
     assert column(engine, "plan_id", *ids) == [frozen.plan_id] * 2  # it sends them at this moment
     running.give_back(dict.fromkeys(taken.numbers, "the apply ended before it was sent"), LATER)
     assert (column(engine, "plan_id", *ids), column(engine, "status", *ids)) == ([None] * 2, ["pending"] * 2)

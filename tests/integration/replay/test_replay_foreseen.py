@@ -17,6 +17,7 @@ from replay_store import AT_ONCE, EVERYTHING, Store, counted, opened
 from dlqbatch.amqp.retry_headers import return_exchange
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.replay import job as replay_job
+from dlqbatch.replay.abort import abort_replay
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.items import PlanItems
 from dlqbatch.replay.job import Replayed
@@ -136,6 +137,6 @@ def test_it_refuses_what_the_apply_would_refuse(store: Store) -> None:
     name = store.plan()
     with pytest.raises(Unhealthy, match="'gone' is not on the broker"):
         foreseen(store, name)
-    replay_job.abort_replay(store.settings, name, actor="ann")
+    abort_replay(store.settings, name, actor="ann")
     with pytest.raises(PlanRefused, match="aborted"):
         foreseen(store, name)

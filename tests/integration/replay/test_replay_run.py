@@ -23,6 +23,7 @@ from dlqbatch.jobs import RunOptions
 from dlqbatch.messages.actions import MessageActions
 from dlqbatch.messages.edit import Editing
 from dlqbatch.replay import job as replay_job
+from dlqbatch.replay.abort import abort_replay
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.items import PlanItems
 from dlqbatch.replay.risk_facts import Unhealthy
@@ -321,7 +322,7 @@ def test_the_name_of_a_job_is_refused_before_anything_is_planned_or_moved(store:
         lambda: store.planned(actor=actor),
         lambda: replay_job.apply_replay(store.settings, RunOptions(), name, AT_ONCE, actor=actor),
         lambda: replay_job.preview_replay(store.settings, name, AT_ONCE, actor=actor),
-        lambda: replay_job.abort_replay(store.settings, name, actor=actor),
+        lambda: abort_replay(store.settings, name, actor=actor),
     ):
         with pytest.raises(NotUnderstood, match="--actor") as refused:
             ask()
