@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 
@@ -25,22 +26,29 @@ def test_every_folder_is_in_the_drawing_of_the_house() -> None:
 
 
 MODULES = {
-    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
+    path.relative_to(PACKAGE).as_posix(): path.read_text()
     for path in sorted(PACKAGE.rglob("*.py"))
     if "versions" not in path.parts
 }
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(text) for name, text in MODULES.items()}
+
+
 FRAGMENT = re.compile(r"(Of|By|That|Those|In which|And|So|As|To|From) ")
 
 
 def test_no_module_is_longer_than_four_hundred_lines() -> None:
-    lengths = {name: len((PACKAGE / name).read_text().splitlines()) for name in MODULES}
+    lengths = {name: len(text.splitlines()) for name, text in MODULES.items()}
     assert {name: length for name, length in lengths.items() if length > 400} == {}
 
 
 def test_a_protocol_is_an_exception() -> None:
     protocols = [
         f"{name}: {node.name}"
-        for name, tree in MODULES.items()
+        for name, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
     ]
@@ -50,7 +58,7 @@ def test_a_protocol_is_an_exception() -> None:
 def test_the_docstring_of_a_constant_or_a_field_can_be_read_without_its_name() -> None:
     """It does not go on with what stands above it: "The queues by name", not "Those by name"."""
     found = []
-    for name, tree in MODULES.items():
+    for name, tree in trees().items():
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
             for before, after in itertools.pairwise(body if isinstance(body, list) else []):
@@ -62,4 +70,4 @@ def test_the_docstring_of_a_constant_or_a_field_can_be_read_without_its_name() -
 
 
 def test_no_reason_for_an_exception_to_a_rule_refers_to_another_one() -> None:
-    assert [name for name in MODULES if "(the same)" in (PACKAGE / name).read_text()] == []
+    assert [name for name, text in MODULES.items() if "(the same)" in text] == []
