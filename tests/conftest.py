@@ -29,6 +29,7 @@ import hypothesis
 import psycopg
 import pytest
 from example_counts import examples
+from worker_shares import spread
 
 from scripts import services
 from scripts.servers.management import Management
@@ -52,12 +53,14 @@ hypothesis.settings.load_profile("dlqbatch")
 UNIT = Path(__file__).parent / "unit"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """`-m quick` chooses the unit tests that need neither time nor programs, and those that are marked themselves."""
     for item in items:
         if item.path.is_relative_to(UNIT) and not {"slow", "promtool"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker("quick")
+    yield
+    items[:] = spread(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 @pytest.fixture(autouse=True)
