@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from typing import Literal
+from urllib.parse import unquote
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "text", "json"]
@@ -29,7 +30,8 @@ _LONGEST_TRACE = 8_000
 _LARGEST_NUMBER = 2**63
 _MOST_ITEMS = 50
 _DEEPEST = 4
-_URL_REST = re.compile(r"(?<=://)\S+")
+_URL = re.compile(r"(?:sqlite)?://\S+")
+SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential", re.IGNORECASE)
 _NAMED = r"(?:passw|pwd|passphrase|secret|token|api[_-]?key|credential|authorization|\bpass\b)[\w-]{0,40}"
 _SECRET_PAIR = re.compile(
     # password=…, "password": "…", X-Api-Key: …, Authorization: Bearer …; not the address that a text goes on with.
@@ -59,15 +61,28 @@ _SHORTEST_SECRET = 8
 
 
 def masked(text: str) -> str:
-    """Hide what `hide` was told, the passwords in everything that looks like a URL, and what looks like a secret."""
+    """The text without the passwords passed to `hide`, those in its URLs, and whatever else looks like a secret."""
     for secret in _hidden:
         text = text.replace(secret, "***")
-    text = _SECRET_PAIR.sub(r"\1***", _URL_REST.sub(lambda found: mask_login(found[0]), text))
+    text = _SECRET_PAIR.sub(r"\1***", _URL.sub(lambda found: masked_url(found[0]), text))
     return _SECRET_ALONE.sub(lambda found: f"{found[1] or ''}***", text)
 
 
-def mask_login(rest: str) -> str:
-    """What follows the scheme of a URL, without the password or token in front of its host."""
+def masked_url(url: str) -> str:
+    """A URL without its password, the token in front of its host, and the parameters that have the name of a secret."""
+    scheme, _, rest = url.partition("://")
+    # The path of a SQLite file may hold an @; with a colon too, it may be an address with a password after all.
+    is_path = scheme == "sqlite" and rest.startswith("/") and ":" not in rest
+    address, question, query = (rest if is_path else _without_login(rest)).partition("?")
+    return f"{scheme}://{address}{question}{'&'.join(map(_masked_parameter, query.split('&')))}"
+
+
+def _masked_parameter(pair: str) -> str:
+    name, equals, _ = pair.partition("=")
+    return f"{name}=***" if equals and SECRET_PARAMETER.search(unquote(name)) else pair
+
+
+def _without_login(rest: str) -> str:
     # The last @ counts: a password may hold an @ or a / that should have been encoded.
     secret, at, place = rest.rpartition("@")
     if "?" in secret:  # nobody can tell which side of the ? or of the @ is the password

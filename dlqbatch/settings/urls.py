@@ -10,7 +10,6 @@ from pydantic import Secret
 from dlqbatch import logs
 
 _NEXT_URL = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
-_SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential", re.IGNORECASE)
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 _ENCODE_HINT = "write @ as %40, : as %3A, / as %2F, ? as %3F and # as %23 inside a user name or password"
 _DATABASE_SCHEMES = {
@@ -38,7 +37,7 @@ class SecretAddress(Secret[str]):
 
 def redact(url: str) -> str:
     """Mask what is secret in a URL or a comma-separated list of them; what is no URL is masked whole."""
-    return ",".join(_redact_one(part) for part in split_urls(url))
+    return ",".join(logs.masked_url(one) if "://" in one else "***" for one in split_urls(url))
 
 
 def secrets_in(url: str) -> tuple[str, ...]:
@@ -56,7 +55,7 @@ def secrets_in(url: str) -> tuple[str, ...]:
 
 def _secret_parameters(query: str) -> list[tuple[str, str]]:
     pairs = (pair.partition("=")[::2] for pair in query.split("&"))
-    return [(name, value) for name, value in pairs if _SECRET_PARAMETER.search(unquote(name))]
+    return [(name, value) for name, value in pairs if logs.SECRET_PARAMETER.search(unquote(name))]
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -123,16 +122,3 @@ def _split(url: str, kind: str, schemes: tuple[str, ...], *, needs_host: bool = 
     if host and "," in host:
         raise ValueError("has a comma in its host; write several hosts as several whole addresses")
     return parts
-
-
-def _redact_one(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return "***"
-    path, question, query = (rest if scheme == "sqlite" else logs.mask_login(rest)).partition("?")
-    return f"{scheme}://{path}{question}{'&'.join(_redact_parameter(pair) for pair in query.split('&'))}"
-
-
-def _redact_parameter(pair: str) -> str:
-    name, equals, _ = pair.partition("=")
-    return f"{name}=***" if equals and _SECRET_PARAMETER.search(unquote(name)) else pair
