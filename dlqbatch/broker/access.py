@@ -128,6 +128,11 @@ def _all_of(failures: Sequence[BrokerUnreachable]) -> BrokerUnreachable:
     return kind(f"any of {len(failures)} addresses", why)
 
 
+def vhost_of(url: str) -> str:
+    """The virtual host that an amqp:// address names."""
+    return unquote(urlsplit(url).path[1:]) or "/"
+
+
 def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters:
     parts = urlsplit(url)
     host = parts.hostname or "localhost"
@@ -138,7 +143,7 @@ def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters
     return ConnectionParameters(
         host=host,
         port=parts.port or (5671 if tls else 5672),
-        virtual_host=unquote(parts.path[1:]) or "/",
+        virtual_host=vhost_of(url),
         credentials=PlainCredentials(unquote(parts.username or "guest"), unquote(parts.password or "guest")),
         heartbeat=access.heartbeat,
         blocked_connection_timeout=access.blocked_timeout,

@@ -18,7 +18,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Re
 from dlqbatch import logs
 from dlqbatch.amqp.patterns import is_wildcard, pattern
 from dlqbatch.amqp.table import LONGEST_NAME
-from dlqbatch.broker.access import tls_context
+from dlqbatch.broker.access import tls_context, vhost_of
 from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.refusals import NOT_FOUND
 from dlqbatch.errors import BrokerUnreachable, SettingsError
@@ -85,7 +85,7 @@ class Api:
         own = urlsplit(management_url) if management_url else broker
         self.user = unquote(broker.username or "guest")
         """The user of the AMQP connection; the API may be asked by another."""
-        self.vhost = unquote(broker.path[1:]) or "/"
+        self.vhost = vhost_of(broker_url)
         user = unquote(own.username or broker.username or "guest")
         password = unquote(own.password or broker.password or "guest")
         self._token = base64.b64encode(f"{user}:{password}".encode()).decode()

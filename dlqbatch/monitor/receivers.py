@@ -26,6 +26,7 @@ from dlqbatch.aws import client as aws
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.logs import plain
 from dlqbatch.monitor.alert_rules import Notice
+from dlqbatch.settings.urls import SecretAddress
 
 # Seconds for all tries together.
 TOTAL: Final = 10.0
@@ -112,7 +113,7 @@ def _slack_line(notice: Notice, before: str) -> str:
 class Webhook:
     def __init__(self, url: str, timeout: float = TIMEOUT, total: float = TOTAL) -> None:
         parts = urlsplit(url)
-        self._shown = f"{parts.scheme}://{parts.hostname or ''}/***"
+        self._shown = str(SecretAddress(url))
         self._url = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
         self._headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "dlqbatch"}
         if parts.username is not None:

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
-from dlqbatch.broker.access import access_to, connect, management_api
+from dlqbatch.broker.access import access_to, connect, management_api, vhost_of
 from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.queue_types import quorum_queues
 from dlqbatch.broker.versions import LIMITS_DELIVERIES
@@ -106,13 +105,12 @@ def apply(
 
 def export(settings: Settings, kinds: Sequence[Kind], version: tuple[int, ...] | None) -> dict[str, object]:
     """Definitions for a broker of this version, else of the version of the one that the settings name."""
-    vhost = unquote(urlsplit(settings.broker_urls[0]).path[1:]) or "/"
     if version is None:
         with _connection(settings) as connection:
             limited = limits_deliveries(connection)
     else:
         limited = version >= LIMITS_DELIVERIES
-    return definitions(whole(kinds, unlimited_deliveries=limited), vhost)
+    return definitions(whole(kinds, unlimited_deliveries=limited), vhost_of(settings.broker_urls[0]))
 
 
 def delete(
