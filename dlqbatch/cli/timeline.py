@@ -30,7 +30,7 @@ def message(found: Shown, first: Mapping[str, object] | None = None, *, full: bo
     is_sent = any(each.sent_at is not None and each.closed_at is None for each in found.attempts)
     yield from facts({**(first or {}), **_known(record, found.plan, is_sent=is_sent)}, full=full)
     yield from ("", "Timeline (UTC)")
-    yield from ("  " + line for line in timeline(found.story))
+    yield from ("  " + line for line in timeline(found.timeline))
     if record.error_stack:
         yield from ("", "Stack")
         if found.stack_note:

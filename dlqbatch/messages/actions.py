@@ -16,8 +16,8 @@ from dlqbatch.ingest.dialects import read_dramatiq
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import IS_SENT
 from dlqbatch.messages import queries as messages
-from dlqbatch.messages.queries import WAITING, Attempt, Content, Groups, Record, Transition, linked_by_edits
-from dlqbatch.messages.timeline import Step, story
+from dlqbatch.messages.queries import WAITING, Attempt, Content, Detail, Groups, Record, Transition, linked_by_edits
+from dlqbatch.messages.timeline import Step, timeline
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock
 from dlqbatch.store.engine import keeping, reading, writing
@@ -47,7 +47,7 @@ class Shown:
     content: Content
     attempts: tuple[Attempt, ...]
     transitions: tuple[Transition, ...]
-    story: tuple[Step, ...]
+    timeline: tuple[Step, ...]
     readable: Readable
     body_form: BodyForm
     plan: str | None = None
@@ -74,10 +74,17 @@ class Shown:
             "body_base64": b64encode(self.content.body).decode(),
             "attempts": json_ready(self.attempts),
             "transitions": json_ready(self.transitions),
-            "timeline": json_ready(self.story),
+            "timeline": json_ready(self.timeline),
             "plan": self.plan,
         }
         return {field.name: json_ready(getattr(self.record, field.name)) for field in fields(self.record)} | told
+
+
+def shown(detail: Detail, plan: str | None = None) -> Shown:
+    content = detail.content
+    record, attempts, transitions = detail.record, detail.attempts, detail.transitions
+    form = body_form(content.body)
+    return Shown(record, content, attempts, transitions, timeline(detail), readable(content.properties), form, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +170,7 @@ class MessageActions:
             plan = None if detail is None else hash_of(connection, detail.record.plan_id)
         if detail is None:
             raise NoSuchMessage(row_id)
-        return Shown(
-            detail.record,
-            detail.content,
-            detail.attempts,
-            detail.transitions,
-            story(detail),
-            readable(detail.content.properties),
-            body_form(detail.content.body),
-            plan,
-        )
+        return shown(detail, plan)
 
     def journal(
         self, row_id: int | None = None, *, actor: str | None = None, since: datetime | None = None, limit: int = 50

@@ -39,7 +39,7 @@ class Step:
     reason: str | None = None
 
 
-def story(detail: Detail) -> tuple[Step, ...]:
+def timeline(detail: Detail) -> tuple[Step, ...]:
     """The oldest first; the broker tells times in whole seconds, and may have another clock than ours."""
     steps = [
         *_deaths(detail.content.properties),

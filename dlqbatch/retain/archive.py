@@ -296,12 +296,12 @@ class Archive:
 
     def show(self, sought: str) -> tuple[Shown, str]:
         """The newest copy, and the part that has it."""
-        from dlqbatch.retain.restore import shown  # noqa: PLC0415  (SQLAlchemy costs a fifth of a second)
+        from dlqbatch.retain.restore import shown_copy  # noqa: PLC0415  (SQLAlchemy costs a fifth of a second)
 
         found = locate(self.storage, self.survey(), _number(sought))
         if found is None:
             raise NoSuchCopy(_number(sought))
-        return shown(found.line, found.part), found.part
+        return shown_copy(found.line, found.part), found.part
 
     def restore(self, sought: Sequence[str], *, actor: str, reason: str, dry_run: bool) -> Changes:
         """Put each into the database as manual, where a person decides about it; each in its own transaction."""

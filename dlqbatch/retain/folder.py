@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
-from dlqbatch.retain.format import ArchiveDamaged, ColdStorageFailed
+from dlqbatch.retain.format import ArchiveDamaged, ColdStorageFailed, steps_of
 
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # Without O_NONBLOCK, a pipe in the place of a file would be waited for.
@@ -89,9 +89,7 @@ class ColdFolder:
 
     def _path(self, name: str) -> Path:
         """ArchiveDamaged if the name leads out of the folder, by its steps or by a link that somebody put there."""
-        steps = name.split("/")
-        if any(step in ("", ".", "..") or "\0" in step for step in steps):
-            raise ArchiveDamaged(name, "its name leads out of cold storage")
+        steps = steps_of(name)
         path = self._root.joinpath(*steps)
         # The root itself may be a link: the operator named it.
         if path.parent.resolve() != self._root.resolve().joinpath(*steps[:-1]):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from base64 import b64decode, b64encode
 from binascii import a2b_base64
@@ -19,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from dlqbatch.errors import DlqbatchError
+from dlqbatch.store.text import json_ready
 
 # The version of lines and manifests.
 SCHEMA: Final = 1
@@ -184,19 +184,7 @@ def seal(line: Line) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    match value:
-        case bytes():
-            return b64encode(value).decode()
-        case datetime():
-            return value.astimezone(UTC).isoformat(timespec="microseconds")
-        case float():
-            return value if math.isfinite(value) else str(value)  # JSON has no others, nor has the database
-        case Mapping():
-            return {str(name): _plain(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case _:
-            return value
+    return json_ready(value, lambda data: b64encode(data).decode())
 
 
 def _typed(entry: object, kinds: Mapping[str, Kind], name: str, part: str) -> dict[str, Any]:
@@ -248,6 +236,14 @@ def data_name(part: str) -> str:
 
 def manifest_name(part: str) -> str:
     return _checked(part) + _MANIFEST
+
+
+def steps_of(name: str) -> list[str]:
+    """The steps of the name of a file; ArchiveDamaged if they would lead out of cold storage."""
+    steps = name.split("/")
+    if any(step in ("", ".", "..") or "\0" in step for step in steps):
+        raise ArchiveDamaged(name, "its name leads out of cold storage")
+    return steps
 
 
 def _checked(part: str) -> str:

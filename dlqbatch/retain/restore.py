@@ -9,10 +9,8 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, delete, insert, select
 
-from dlqbatch.amqp.readable import body_form, readable
-from dlqbatch.messages.actions import Change, Shown, check_person, replaced
+from dlqbatch.messages.actions import Change, Shown, check_person, replaced, shown
 from dlqbatch.messages.queries import Attempt, Content, Detail, Record, Transition
-from dlqbatch.messages.timeline import story
 from dlqbatch.retain.format import ArchiveDamaged, Line
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock
@@ -32,7 +30,7 @@ _BEGINS_ANEW: Final = frozenset(
 )
 
 
-def shown(line: Line, part: str) -> Shown:
+def shown_copy(line: Line, part: str) -> Shown:
     """What `messages show` would have shown of the message when it was copied."""
     known = {**line.message, "body_size": len(line.message["body"])}
     try:
@@ -45,16 +43,7 @@ def shown(line: Line, part: str) -> Shown:
         )
     except ValueError as error:
         raise ArchiveDamaged(part, "a message is in a state that there is not") from error
-    content = detail.content
-    return Shown(
-        detail.record,
-        content,
-        detail.attempts,
-        detail.transitions,
-        story(detail),
-        readable(content.properties),
-        body_form(content.body),
-    )
+    return shown(detail)
 
 
 class Restoring:

@@ -18,7 +18,8 @@ from typing import Final, TypeVar
 
 from dlqbatch.aws import client as aws
 from dlqbatch.aws.client import AwsRefused
-from dlqbatch.retain.format import ArchiveDamaged, ColdStorageFailed
+from dlqbatch.retain.format import ArchiveDamaged, ColdStorageFailed, steps_of
+from dlqbatch.settings.store_options import Bucket
 
 T = TypeVar("T")
 _LIST, _PUT, _GET = "s3:ListBucket", "s3:PutObject", "s3:GetObject"
@@ -58,7 +59,7 @@ class ColdBucket:
     def __init__(self, bucket: str, prefix: str = "", kms_key: str | None = None) -> None:
         self._bucket = bucket
         self._root = f"{prefix}/" if prefix else ""
-        self._where = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._where = str(Bucket(bucket, prefix))
         # Named even where it is the bucket's default, because some bucket policies demand it.
         self._encryption = (
             {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}
@@ -149,9 +150,7 @@ class ColdBucket:
         raise AssertionError
 
     def _key(self, name: str) -> str:
-        if any(step in ("", ".", "..") or "\0" in step for step in name.split("/")):
-            raise ArchiveDamaged(name, "its name leads out of cold storage")
-        return self._root + name
+        return self._root + "/".join(steps_of(name))
 
     @contextmanager
     def _translated(self, action: str, name: str = "") -> Iterator[None]:

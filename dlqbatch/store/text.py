@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -74,18 +74,20 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"  # noqa: PLR2004  (one byte)
 
 
-def json_ready(value: object) -> object:
-    """Times as ISO-8601 in UTC, bytes as hexadecimal."""
+def json_ready(value: object, encode: Callable[[bytes], str] = bytes.hex) -> object:
+    """The value as JSON can hold it: times as ISO-8601 in UTC, bytes as text, NaN and infinity by their names."""
     if is_dataclass(value):
-        return {field.name: json_ready(getattr(value, field.name)) for field in fields(value)}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     match value:
         case datetime():
             return time_text(value)
         case bytes():
-            return value.hex()
+            return encode(value)
+        case float():
+            return value if math.isfinite(value) else str(value)
         case Mapping():
-            return {str(name): json_ready(item) for name, item in value.items()}
+            return {str(name): json_ready(item, encode) for name, item in value.items()}
         case tuple() | list():
-            return [json_ready(item) for item in value]
+            return [json_ready(item, encode) for item in value]
         case _:
             return value

@@ -164,7 +164,7 @@ def test_the_story_is_told_in_its_order(engine: Engine, review: MessageActions) 
     (row_id,) = add(engine, row(properties=held))
     with writing(engine) as connection:
         states.move(connection, row_id, Status.PENDING, Status.PROCESSING, None, LATER, "lifecycle", "due", **lock())
-    found = review.show(row_id).story
+    found = review.show(row_id).timeline
     assert [(step.kind, step.what, step.actor, step.reason) for step in found] == [
         ("death", "it waited in 'queue.delay.1' until its time was over", None, None),
         ("death", "a consumer of 'orders-queue' rejected it, 3 times", None, None),
@@ -183,7 +183,7 @@ def test_the_story_is_told_in_its_order(engine: Engine, review: MessageActions) 
 def test_the_story_says_who_gave_it_up(engine: Engine, review: MessageActions, reason: str, actor: str) -> None:
     held = properties((b"dlqbatch-reason", text(reason)), (b"dlqbatch-dead-at", timestamp(int(NOW.timestamp()))))
     (row_id,) = add(engine, row(properties=held))
-    [told] = [step for step in review.show(row_id).story if step.kind == "death"]
+    [told] = [step for step in review.show(row_id).timeline if step.kind == "death"]
     assert (told.actor, told.reason) == (actor, reason)
 
 
@@ -194,7 +194,7 @@ def test_attempts_stand_in_the_story(engine: Engine, review: MessageActions) -> 
     attempts.mark_sent(engine, {row_id: 1}, minutes[2])
     with writing(engine) as connection:
         attempts.close_attempt(connection, row_id, 1, "failed", minutes[3])
-    told = [(step.at, step.what, step.actor) for step in review.show(row_id).story if step.kind == "attempt"]
+    told = [(step.at, step.what, step.actor) for step in review.show(row_id).timeline if step.kind == "attempt"]
     assert told == [
         (minutes[1], "attempt 1 began (immediate)", "worker-1"),
         (minutes[2], "attempt 1 sent, the broker confirmed it", None),
