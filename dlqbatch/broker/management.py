@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, wraps
 from http.client import HTTPException
-from typing import Any, Final, NamedTuple
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
@@ -162,12 +163,7 @@ def expansion(names: Iterable[str], api: Api) -> Expansion:
     left_out: dict[str, None] = {}
     types: dict[str, str] = {}
     if wildcards:
-        for queue, kind in sorted(
-            (item["name"], str(item.get("type") or ""))
-            for item in pages(api, "name,exclusive,type")
-            # An exclusive queue is closed to everybody but its owner: to ask for it would end the run.
-            if not item.get("exclusive")
-        ):
+        for queue, kind in _shared_queues(api):
             matching = [name for name, wildcard in wildcards.items() if wildcard.fullmatch(queue)]
             for name in matching:
                 unmatched.pop(name, None)
@@ -180,6 +176,17 @@ def expansion(names: Iterable[str], api: Api) -> Expansion:
                 if kind in _TYPES:
                     types[queue] = kind
     return Expansion(tuple(found), tuple(unmatched), tuple(left_out), types)
+
+
+def _shared_queues(api: Api) -> list[tuple[str, str]]:
+    """Name and type of each queue that is not exclusive; to ask for an exclusive queue would end the run."""
+    try:
+        found = list(pages(api, "name,exclusive,type"))
+    except NoReply as failure:
+        if failure.code is None:
+            raise BrokerUnreachable(failure.where, f"{failure.why}; {_NO_PAGES}") from failure
+        raise
+    return sorted((queue["name"], str(queue.get("type") or "")) for queue in found if not queue.get("exclusive"))
 
 
 def _why_left_out(queue: str, *, is_stream: bool) -> str:
@@ -203,8 +210,6 @@ def pages(api: Api, columns: str) -> Iterator[dict[str, Any]]:
         except NoReply as failure:
             if page > 1 and failure.code == _BAD_REQUEST and b"page_out_of_range" in failure.content:
                 return  # queues were deleted since the page before
-            if failure.code is None:
-                raise BrokerUnreachable(failure.where, f"{failure.why}; {_NO_PAGES}") from failure
             raise
         if not _is_page(answer):
             raise BrokerUnreachable(f"{api.address}/api/queues", "the answer is not a list of queues")
@@ -232,64 +237,121 @@ class Unanswered(Exception):
     """The management API does not tell; the text says why and what to do."""
 
 
-class CheckedApi:
-    def __init__(self, api: Api, connection: Connection, *, seconds: float = SECONDS) -> None:
-        self._api = api
-        self._connection = connection
-        self._left = seconds
-        self._silent: str | None = None
-        self._is_checked = False
+class Client:
+    """The management API for one run: after a failure it is not asked again, or only after some seconds."""
+
+    def __init__(self, api: Api, *, asks_again_after: float = math.inf) -> None:
+        self.api = api
         self.vhost = api.vhost
-        self.has_counters = True
-        """False: the broker is set not to count messages."""
+        self.silent: str | None = None
+        """Why it does not answer, if it does not."""
+        self._asks_again_after = asks_again_after
+        self._silent_until = math.inf
 
     def get(self, *path: str, query: str = "") -> Any:
-        """Its answer; None for what is not there. Unanswered if there is none."""
-        if not self._is_checked:
-            self._is_checked = True
-            self._check()
-        return self._ask(*path, query=query)
-
-    def give_up(self, why: str) -> Unanswered:
-        """Ask the API no more, because of this."""
-        self._silent = why
-        _log.info("what only the management API can tell stays unknown", why=why)
-        return Unanswered(why)
-
-    def is_not_rabbitmq(self, error: Exception) -> Unanswered:
-        return self.give_up(
-            f"what answers at {self._api.address} is no management API of RabbitMQ ({type(error).__name__}){_DO}"
-        )
-
-    def _ask(self, *path: str, query: str = "") -> Any:
-        if self._silent is not None:
-            raise Unanswered(self._silent)
-        began = time.monotonic()
+        """The content of the answer; None for what is not there. Unanswered if there is none."""
+        self._raise_if_silent()
         try:
-            content = self._api.ask(*path, query=query).content
+            return self._ask(*path, query=query)
         except NoReply as failure:
             if failure.code == NOT_FOUND:
                 return None
             raise self.give_up(self._explain(failure)) from failure
+
+    def queues(self, columns: str) -> Iterator[dict[str, Any]]:
+        """These columns of every queue in the virtual host; Unanswered if the API does not answer."""
+        self._raise_if_silent()
+        try:
+            yield from pages(self.api, columns)
+        except BrokerUnreachable as failure:
+            raise self.give_up(failure.why) from failure
+
+    def give_up(self, why: str) -> Unanswered:
+        """Ask the API no more, because of this."""
+        self.silent, self._silent_until = why, time.monotonic() + self._asks_again_after
+        _log.info("what only the management API can tell stays unknown", why=why)
+        return Unanswered(why)
+
+    def _raise_if_silent(self) -> None:
+        if self.silent is not None and time.monotonic() < self._silent_until:
+            raise Unanswered(self.silent)
+        self.silent = None
+
+    def _ask(self, *path: str, query: str) -> Any:
+        return self.api.ask(*path, query=query).content
+
+    def _explain(self, failure: NoReply) -> str:
+        return failure.why
+
+
+_AnyClient = TypeVar("_AnyClient", bound=Client)
+_Question = ParamSpec("_Question")
+_Found = TypeVar("_Found")
+
+
+def none_if_unanswered(
+    question: Callable[Concatenate[_AnyClient, _Question], _Found | None],
+) -> Callable[Concatenate[_AnyClient, _Question], _Found | None]:
+    """Make a method return None where the API does not answer, or answers with types that RabbitMQ never gives."""
+
+    @wraps(question)
+    def asked(client: _AnyClient, /, *arguments: _Question.args, **named: _Question.kwargs) -> _Found | None:
+        try:
+            return question(client, *arguments, **named)
+        except Unanswered:
+            return None
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            client.silent = client.silent or f"the management API's answer makes no sense ({type(error).__name__})"
+            return None
+
+    return asked
+
+
+class CheckedApi(Client):
+    """A client that makes sure that the API is the one of our broker, and spends only so many seconds on it."""
+
+    def __init__(self, api: Api, connection: Connection, *, seconds: float = SECONDS) -> None:
+        super().__init__(api)
+        self._connection = connection
+        self._left = seconds
+        self._is_checked = False
+        self.has_counters = True
+        """False: the broker is set not to count messages."""
+
+    def get(self, *path: str, query: str = "") -> Any:
+        if not self._is_checked:
+            self._is_checked = True
+            self._check()
+        return super().get(*path, query=query)
+
+    def is_not_rabbitmq(self, error: Exception) -> Unanswered:
+        return self.give_up(
+            f"what answers at {self.api.address} is no management API of RabbitMQ ({type(error).__name__}){_DO}"
+        )
+
+    def _ask(self, *path: str, query: str) -> Any:
+        began = time.monotonic()
+        try:
+            content = super()._ask(*path, query=query)
         finally:
             self._left -= time.monotonic() - began
         if not isinstance(content, (dict, list)):
             raise self.is_not_rabbitmq(TypeError())
         if self._left <= 0:
-            self._silent = f"the management API at {self._api.address} answers too slowly"
+            self.silent = f"the management API at {self.api.address} answers too slowly"
         return content
 
     def _explain(self, failure: NoReply) -> str:
         if failure.code == _UNAUTHORISED:
             return (
-                f"the management API at {self._api.address} does not let this user in: give it the tag 'management' "
+                f"the management API at {self.api.address} does not let this user in: give it the tag 'management' "
                 "(rabbitmqctl set_user_tags USER management)"
             )
-        return f"{failure.why} ({self._api.address}){_DO}"
+        return f"{failure.why} ({self.api.address}){_DO}"
 
     def _check(self) -> None:
         """Compare the API's broker with the one that AMQP leads to: the default address may be a neighbour's."""
-        answer = self._ask("overview")
+        answer = super().get("overview")
         answer = answer if isinstance(answer, dict) else {}
         ours: Mapping[str, Any] = self._connection.wire.server_properties or {}
         pairs = [
@@ -300,7 +362,7 @@ class CheckedApi:
         for here, there in pairs:
             if here and there and here != there:
                 raise self.give_up(
-                    f"the management API at {self._api.address} is of another broker: it names '{there}', the AMQP "
+                    f"the management API at {self.api.address} is of another broker: it names '{there}', the AMQP "
                     f"connection '{here}'{_DO}"
                 )
         self.has_counters = answer.get("disable_stats") is not True and answer.get("rates_mode") != "none"

@@ -30,11 +30,10 @@ from dlqbatch.broker.facts import (
     Refused,
     stuck_messages,
 )
-from dlqbatch.broker.management import MOST_PAGES, PAGE, Api, NoReply
-from dlqbatch.broker.refusals import NO_PERMISSION, NOT_FOUND
+from dlqbatch.broker.management import Api, Client, NoReply, Unanswered, none_if_unanswered
+from dlqbatch.broker.refusals import NO_PERMISSION
 from dlqbatch.doctor.facts import Deployment
 from dlqbatch.errors import ChannelRefused
-from dlqbatch.topology.inspect import Answer, Reader, sensible
 from dlqbatch.topology.model import CHANGING
 
 _MOST_LOOKED_AT: Final = 5000
@@ -52,7 +51,7 @@ _NEW_STATISTICS: Final = 11.0
 _NEVER_ACCEPTED: Final = BasicProperties(expiration="not a number")
 
 
-class Surveyor(Reader):
+class Surveyor(Client):
     """Asks for all there is, and what time it is there."""
 
     def __init__(self, api: Api, *, clock: Callable[[], datetime]) -> None:
@@ -63,22 +62,16 @@ class Surveyor(Reader):
         self.skew: float | None = None
         """Seconds that the clock of the broker's machine is ahead of ours."""
 
-    @property
-    def api(self) -> Api:
-        return self._api
-
-    @sensible
+    @none_if_unanswered
     def map(self) -> Map | None:
-        exchanges = self._get("exchanges", self.api.vhost, query="columns=name,type,arguments")
-        bindings = self._get("bindings", self.api.vhost)
-        policies = Policies(
-            self._get("policies", self.api.vhost) or [], self._get("operator-policies", self.api.vhost) or []
-        )
-        queues = self._pages("queues", self.api.vhost)
-        if self.silent is not None or not isinstance(exchanges, list) or not isinstance(bindings, list):
+        exchanges = self.get("exchanges", self.vhost, query="columns=name,type,arguments")
+        bindings = self.get("bindings", self.vhost)
+        policies = Policies(self.get("policies", self.vhost) or [], self.get("operator-policies", self.vhost) or [])
+        queues = {queue["name"]: policies.on(queue) for queue in self.queues(_COLUMNS)}
+        if not isinstance(exchanges, list) or not isinstance(bindings, list):
             return None
         return Map(
-            {one["name"]: policies.on(one) for one in queues},
+            queues,
             {one["name"]: policies.over(one) for one in exchanges if one["name"]},
             tuple(
                 BindingFacts(
@@ -93,13 +86,10 @@ class Surveyor(Reader):
             ),
         )
 
+    @none_if_unanswered
     def alarms(self) -> tuple[str, ...]:
-        return self._alarms() or ()
-
-    @sensible
-    def _alarms(self) -> tuple[str, ...] | None:
-        told = self._get("health", "checks", "alarms")
-        alarms = told.get("alarms") if isinstance(told, dict) else None
+        answer = self.get("health", "checks", "alarms")
+        alarms = answer.get("alarms") if isinstance(answer, dict) else None
         if not isinstance(alarms, list):
             return ()
         found = (f"{one.get('resource', 'resource')} alarm on {one.get('node', 'a node')}" for one in alarms)
@@ -107,78 +97,66 @@ class Surveyor(Reader):
 
     def deprecated(self) -> tuple[Deprecated, ...]:
         """What somebody uses and the broker will drop; a broker before 3.12 knows of none."""
-        return self._without_silence(self._deprecated) or ()
-
-    @sensible
-    def _deprecated(self) -> tuple[Deprecated, ...] | None:
-        told = self._get("deprecated-features", "used")
-        if not isinstance(told, list):
+        answer = self._get_if_allowed("deprecated-features", "used")
+        try:
+            found = [Deprecated(str(one["name"]), str(one["deprecation_phase"]), str(one["doc_url"])) for one in answer]
+        except (LookupError, TypeError):
             return ()
-        found = (Deprecated(str(one["name"]), str(one["deprecation_phase"]), str(one["doc_url"])) for one in told)
         return tuple(sorted(found, key=lambda one: one.name))
 
     def default_queue_type(self) -> str | None:
-        told = self._without_silence(lambda: self._get("vhosts", self.api.vhost))
-        found = told.get("default_queue_type") if isinstance(told, dict) else None
+        answer = self._get_if_allowed("vhosts", self.vhost)
+        found = answer.get("default_queue_type") if isinstance(answer, dict) else None
         return str(found) if found not in {None, "undefined"} else None
 
-    def strangers(self, queue: str) -> int:
-        """Consumers of a queue that are not runs of ours, which name themselves so."""
-        told = self._without_silence(lambda: self._get("queues", self.api.vhost, queue))
-        details = told.get("consumer_details") if isinstance(told, dict) else None
+    def foreign_consumers(self, queue: str) -> int:
+        """Consumers of a queue that are not runs of ours; the tags of ours begin with our name."""
+        answer = self._get_if_allowed("queues", self.vhost, queue)
+        details = answer.get("consumer_details") if isinstance(answer, dict) else None
         if not isinstance(details, list):
             return 0
         return sum(not str(one.get("consumer_tag")).startswith(CONSUMERS.decode()) for one in details)
 
     def stuck(self, queue: str) -> int:
-        """Messages that are nowhere: neither ready, with a consumer, nor delayed."""
-        told = self._without_silence(lambda: self._get("queues", self.api.vhost, queue))
-        return stuck_messages(told) if isinstance(told, dict) else 0
-
-    def _without_silence(self, ask: Callable[[], Answer]) -> Answer | None:
-        """Who may not ask for one thing, or asks a broker that does not know it, still asks for the others."""
-        if self.silent is not None:
-            return None
-        found = ask()
-        self.silent, self.may_not_ask = None, False
-        return found
+        """Messages that are neither ready, unacknowledged nor delayed."""
+        answer = self._get_if_allowed("queues", self.vhost, queue)
+        return stuck_messages(answer) if isinstance(answer, dict) else 0
 
     def permissions(self) -> Permissions | None:
-        """Only an administrator may ask for them; who may not still answers everything else."""
-        silent = self.silent
-        told = self._get("permissions", self.api.vhost, self.api.user)
-        self.silent = silent
-        if not isinstance(told, dict):
+        """Only an administrator may ask for them."""
+        answer = self._get_if_allowed("permissions", self.vhost, self.api.user)
+        if not isinstance(answer, dict):
             return None
-        return Permissions(*(str(told.get(right, "")) for right in ("configure", "write", "read")))
+        return Permissions(*(str(answer.get(right, "")) for right in ("configure", "write", "read")))
 
-    def _pages(self, *path: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        page, pages = 1, 1
-        while page <= min(pages, MOST_PAGES):
-            told = self._get(*path, query=f"page={page}&page_size={PAGE}&columns={_COLUMNS}")
-            if not isinstance(told, dict):
-                break
-            found += told["items"]
-            page, pages = page + 1, told["page_count"]
-        return found
-
-    def _get(self, *path: str, query: str = "") -> Any:
-        """As in `Reader`; what is unhealthy says so with an error, and why in its text."""
+    def _get_if_allowed(self, *path: str) -> Any:
+        """The answer; None if this user may not ask for it, or the broker does not know it: the rest is still asked."""
         if self.silent is not None:
             return None
+        try:
+            return self.get(*path)
+        except Unanswered:
+            self.silent = None
+            return None
+
+    def give_up(self, why: str) -> Unanswered:
+        """Without a line in the log: a finding says it."""
+        self.silent = why
+        return Unanswered(why)
+
+    def _ask(self, *path: str, query: str) -> Any:
         began, asked = self._clock(), time.monotonic()
         try:
-            content, date = self._api.ask(*path, query=query)
-        except NoReply as silence:
-            self._keep_time(silence.date, began, time.monotonic() - asked)
-            if silence.code == _UNHEALTHY:
+            content, date = self.api.ask(*path, query=query)
+        except NoReply as failure:
+            self._keep_time(failure.date, began, time.monotonic() - asked)
+            if failure.code == _UNHEALTHY:
+                # The text says what is unhealthy.
                 with suppress(ValueError):
-                    return json.loads(silence.content)
-            elif silence.code != NOT_FOUND:
-                self.may_not_ask = silence.code == _UNAUTHORISED
-                self.silent = silence.why
-            return None
+                    return json.loads(failure.content)
+                return None
+            self.may_not_ask = failure.code == _UNAUTHORISED
+            raise
         self._keep_time(date, began, time.monotonic() - asked)
         return content
 
@@ -196,7 +174,7 @@ class Surveyor(Reader):
 def survey(connection: Connection, surveyor: Surveyor, deployment: Deployment) -> BrokerFacts:
     """What the management API does not tell stays unknown; what AMQP tells is told all the same."""
     there = surveyor.map()
-    alarms = surveyor.alarms()
+    alarms = surveyor.alarms() or ()
     if there is not None:
         there = replace(there, queues=_still_stuck(surveyor, there.queues))
     deprecated, default_type = surveyor.deprecated(), surveyor.default_queue_type()
@@ -232,7 +210,7 @@ def survey(connection: Connection, surveyor: Surveyor, deployment: Deployment) -
 
 def _asked_closer(surveyor: Surveyor, deployment: Deployment, queue: QueueFacts) -> QueueFacts:
     if queue.name in deployment.inner_queues and queue.consumers:
-        return replace(queue, strangers=surveyor.strangers(queue.name))
+        return replace(queue, strangers=surveyor.foreign_consumers(queue.name))
     return queue
 
 

@@ -2,55 +2,24 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
-from dlqbatch import logs
 from dlqbatch.broker.connection import Connection, Scratch
-from dlqbatch.broker.management import Api, NoReply, pages
-from dlqbatch.broker.refusals import NO_PERMISSION, NOT_FOUND, mismatch
-from dlqbatch.errors import BrokerUnreachable, ChannelRefused
+from dlqbatch.broker.management import Client, none_if_unanswered
+from dlqbatch.broker.refusals import NO_PERMISSION, mismatch
+from dlqbatch.errors import ChannelRefused
 from dlqbatch.topology.model import DEAD_LETTER_EXCHANGE, QUEUE_TYPE, Binding, Topology
 from dlqbatch.topology.plan import Difference, Reading, differing
 
-_log = logs.get(__name__)
-
-
-_AnyReader = TypeVar("_AnyReader", bound="Reader")
-Answer = TypeVar("Answer")
 _Parts = dict[tuple[str, str], tuple[Difference, ...] | None]
 """How the parts that are there differ, by kind and name; None where that may not be asked."""
 
 
-def sensible(ask: Callable[[_AnyReader], Answer | None]) -> Callable[[_AnyReader], Answer | None]:
-    """Take an answer of other types than the broker's for none: what listens there is not asked again."""
-
-    @wraps(ask)
-    def checked(reader: _AnyReader) -> Answer | None:
-        try:
-            return ask(reader)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reader.silent = reader.silent or f"the management API's answer makes no sense ({type(error).__name__})"
-            return None
-
-    return checked
-
-
-class Reader:
-    """The management API as far as it answers; after a failure it is not asked again, at least for some seconds."""
-
-    def __init__(self, api: Api, *, asks_again_after: float = math.inf) -> None:
-        self._api = api
-        self._asks_again_after = asks_again_after
-        self._silent_until = math.inf
-        self.silent: str | None = None
-        """Why it does not answer, if it does not."""
+class Reader(Client):
+    """What topologies need of the management API; None where it does not answer."""
 
     def messages(self, queue: str) -> int | None:
-        """All that a queue holds, also what it could not dead-letter yet; None if nobody knows."""
+        """All that a queue holds, also what it could not dead-letter yet."""
         number = self._of_queue(queue, "messages")
         return number if isinstance(number, int) else None
 
@@ -58,36 +27,32 @@ class Reader:
         arguments = self._of_queue(queue, "arguments")
         return arguments if isinstance(arguments, dict) else None
 
+    @none_if_unanswered
     def _of_queue(self, queue: str, name: str) -> object:
-        found = self._get("queues", self._api.vhost, queue)
+        found = self.get("queues", self.vhost, queue)
         return found.get(name) if isinstance(found, dict) else None
 
-    @sensible
+    @none_if_unanswered
     def exchanges(self) -> tuple[str, ...] | None:
-        found = self._get("exchanges", self._api.vhost, query="columns=name")
+        found = self.get("exchanges", self.vhost, query="columns=name")
         return tuple(str(one["name"]) for one in found) if isinstance(found, list) else None
 
-    @sensible
+    @none_if_unanswered
     def dead_lettering(self) -> dict[str, str] | None:
         """The dead-letter exchange that is in effect for each queue in the virtual host that has one."""
-        if self.silent is not None and time.monotonic() < self._silent_until:
-            return None
         found: dict[str, str] = {}
-        try:
-            for queue in pages(self._api, "name,arguments,effective_policy_definition"):
-                arguments, policy = queue.get("arguments"), queue.get("effective_policy_definition")
-                exchange = (arguments.get(DEAD_LETTER_EXCHANGE) if isinstance(arguments, dict) else None) or (
-                    policy.get("dead-letter-exchange") if isinstance(policy, dict) else None
-                )
-                if exchange:
-                    found[queue["name"]] = str(exchange)
-        except BrokerUnreachable as silence:
-            self.silent = silence.why
-            return None
+        for queue in self.queues("name,arguments,effective_policy_definition"):
+            arguments, policy = queue.get("arguments"), queue.get("effective_policy_definition")
+            exchange = (arguments.get(DEAD_LETTER_EXCHANGE) if isinstance(arguments, dict) else None) or (
+                policy.get("dead-letter-exchange") if isinstance(policy, dict) else None
+            )
+            if exchange:
+                found[queue["name"]] = str(exchange)
         return found
 
+    @none_if_unanswered
     def bindings_from(self, exchange: str) -> tuple[Binding, ...] | None:
-        found = self._get("exchanges", self._api.vhost, exchange, "bindings", "source")
+        found = self.get("exchanges", self.vhost, exchange, "bindings", "source")
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             return None
         return tuple(
@@ -95,20 +60,6 @@ class Reader:
             for one in found
             if one.get("destination_type") == "queue"
         )
-
-    def _get(self, *path: str, query: str = "") -> Any:
-        """The content of the answer; None for what is not there, and for everything while it counts as silent."""
-        if self.silent is not None and time.monotonic() < self._silent_until:
-            return None
-        self.silent = None
-        try:
-            return self._api.ask(*path, query=query).content
-        except NoReply as silence:
-            if silence.code != NOT_FOUND:
-                self.silent = silence.why
-                self._silent_until = time.monotonic() + self._asks_again_after
-                _log.info("what only the management API can tell stays unknown", why=silence.why)
-        return None
 
 
 def read(connection: Connection, topology: Topology, reader: Reader) -> Reading:

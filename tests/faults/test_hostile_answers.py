@@ -105,10 +105,12 @@ def test_answers_of_any_types_are_as_good_as_none() -> None:
             surveyor, reader = Surveyor(api, clock=lambda: datetime.now(UTC)), Reader(api)
             surveyor.alarms(), surveyor.permissions(), surveyor.map()
             reader.messages("q"), reader.arguments("q"), reader.exchanges(), reader.bindings_from("e")
+            reader.dead_lettering(), surveyor.deprecated(), surveyor.default_queue_type(), surveyor.stuck("q")
+            surveyor.foreign_consumers("q")
 
 
 def test_pages_without_an_end_are_read_only_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlqbatch.doctor.survey.MOST_PAGES", 5)
+    monkeypatch.setattr(management, "MOST_PAGES", 5)
     asked = 0
 
     def page(write: Any) -> None:
@@ -117,5 +119,5 @@ def test_pages_without_an_end_are_read_only_so_far(monkeypatch: pytest.MonkeyPat
         write(json.dumps({"items": [], "page_count": 10**30}).encode())
 
     with answering(page) as api:
-        Surveyor(api, clock=lambda: datetime.now(UTC))._pages("queues", "/")
+        assert list(Surveyor(api, clock=lambda: datetime.now(UTC)).queues("name")) == []
     assert asked == 5
