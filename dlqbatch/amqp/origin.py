@@ -1,4 +1,4 @@
-"""Where a message on a first-stage source failed, and whose word that is."""
+"""Where a message failed, and whose word that is: read here alone, for every job and for the consumer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from dlqbatch.amqp.delivery import Envelope, open_envelope
-from dlqbatch.amqp.headers import DEAD_AT, MASSTRANSIT_ADDRESS, NSERVICEBUS_QUEUE, SPRING_EXCHANGE, SPRING_KEY, Headers
+from dlqbatch.amqp.headers import (
+    DEAD_AT,
+    MASSTRANSIT_ADDRESS,
+    NONE,
+    NSERVICEBUS_QUEUE,
+    SPRING_EXCHANGE,
+    SPRING_KEY,
+    Headers,
+)
 from dlqbatch.amqp.identity import Digest, Identity, identity_of, own_journey
 from dlqbatch.amqp.retry_headers import RETURN_PREFIX, UNMARKED, Journey, Origin, journey_so_far, return_exchange
 from dlqbatch.amqp.table import LONGEST_NAME, Field, new, to_bytes
@@ -23,21 +31,21 @@ _REPLY_QUEUE: Final = "amq.rabbitmq.reply-to"
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whose word counts: our own topology's deaths do not, a client's only for the origins listed."""
+    """Whose word counts: deaths in our own topology do not count, and a client's word only for the origins listed."""
 
     own_queues: frozenset[str] = frozenset()
     own_exchanges: frozenset[str] = frozenset()
     origins_allowed: tuple[str, ...] = ()
     """Queue or exchange names, or wildcards with `*`."""
     last_death: bool = False
-    """The broker is 4.0 or later: it writes x-last-death-* itself, and nothing of an x-death that a client sent."""
+    """The broker is 4.0 or later: it writes x-last-death-* itself, and drops an x-death that a client sent."""
 
     def allows(self, origin: Origin) -> bool:
         name = origin.name
         return any(_wildcard(pattern).fullmatch(name) for pattern in self.origins_allowed)
 
     def is_ours(self, origin: Origin) -> bool:
-        """It is part of our topology, so that a message returned there would only come back."""
+        """Whether it is part of our topology, so that a message returned there would only come back."""
         exchange = origin.exchange
         if origin.queue is None and exchange:
             return exchange in self.own_exchanges or exchange.startswith(RETURN_PREFIX)
@@ -52,11 +60,11 @@ class Trust:
         return origin._replace(queue=None) if through_exchange else origin
 
     def vouched(self, found: Found) -> Origin:
-        """The origin, without an exchange or key that only headers name which whoever may publish can write.
+        """The origin, without an exchange that only headers name which any publisher can write.
 
-        Matters where a message is returned through its exchange, for that would let them publish wherever we may. It is
-        as good as the broker's word: before 4.0 that adds to a client's death, and leaves its exchange and keys. What
-        came back through our return exchange carries what we wrote when it was sent.
+        It matters where a message is returned through its exchange: such headers would let a client publish wherever
+        we may. Before 4.0 a death is not always the broker's word: it adds to a death that a client sent, and keeps its
+        exchange and keys. A message that came back through our return exchange carries what we wrote.
         """
         origin, identity, death = found
         exchange = origin.exchange
@@ -71,7 +79,7 @@ class Trust:
 class Found(NamedTuple):
     origin: Origin
     identity: Identity
-    """What the message is to the one that our headers were written for."""
+    """Whether our headers were written for this message."""
     death: Death | None = None
 
 
@@ -115,12 +123,12 @@ def find_origin(  # noqa: PLR0911  (one return for each way in which an origin i
 
 
 def is_addressable(origin: Origin) -> bool:
-    """The broker could hold such names; a forged one would end the run when it is asked for."""
+    """Whether the broker could hold such names; asking it for a forged name would end the run."""
     queue, exchange, key = origin.queue or "", origin.exchange or "", origin.key
-    # Line ends are taken out of a name that is declared, and not out of one that is published to.
+    # The broker takes line ends out of a name that is declared, and not out of a name that is published to.
     if not (queue.isprintable() and exchange.isprintable()) and _LINE_END(f"{queue}{exchange}"):
         return False
-    # Asked for one of these, the broker's own process ends, and with it the connection.
+    # A question about one of these ends the broker's own process, and with it the connection.
     if (queue or exchange or key).startswith(_REPLY_QUEUE):
         return False
     if queue.isascii() and exchange.isascii() and key.isascii():
@@ -146,10 +154,10 @@ def place_of(death: Death) -> Origin:
 
 
 def from_death(death: Death, journey: Journey, digest: Digest) -> Found:
-    """Where the broker says that it failed; of a message that came back, with what was recorded before its return."""
+    """Where the broker says that it failed; a message that came back keeps the exchange and key that were recorded."""
     place = place_of(death)
     if journey is UNMARKED:
-        # As of most first failures.
+        # Most first failures carry no header of ours.
         return new(Found, (place, _SAME, death))
     queue, exchange, key = death.queue, death.exchange, death.routing_key
     identity = identity_of(journey, new(Origin, (queue, exchange, key)), digest)
@@ -162,12 +170,12 @@ def from_death(death: Death, journey: Journey, digest: Digest) -> Found:
 
 
 def _claim(claims: Mapping[bytes, Field], journey: Journey, digest: Digest) -> Found | None:
-    """What a client's headers say; it is the recorded origin if it names that or the way back to it."""
+    """The origin by a client's headers; the recorded origin if they name that or the way back to it."""
     recorded, named = journey.origin, _named(claims)
     if named is None:
         if recorded is None:
             return None
-        # It says no more than our own headers do.
+        # The claim says no more than our own headers.
         return Found(recorded, identity_of(journey, Origin(recorded.queue, None, ""), digest))
     identity = identity_of(journey, named, digest)
     if recorded is None:
@@ -208,7 +216,7 @@ def _text(claims: Mapping[bytes, Field], name: bytes) -> str | None:
     return None if field is None or len(field.value) > _LONGEST_CLAIM else field.as_text()
 
 
-# An address of more bytes is not taken apart; a name in it is measured on its own.
+# A longer address is not parsed; a name in it is measured on its own.
 _LONGEST_CLAIM: Final = 4096
 
 
@@ -216,6 +224,76 @@ _LONGEST_CLAIM: Final = 4096
 def _wildcard(pattern: str) -> re.Pattern[str]:
     # Only `*` is special: brackets and question marks are ordinary characters in a queue's name.
     return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)
+
+
+def journey_of_failure(
+    journey: Journey, found: Found, trust: Trust, now: int | None, new_id: Callable[[], str], *, to_queue: bool
+) -> Journey:
+    """The journey of a message that has just failed at `found`; `now` is when, if the broker does not say.
+
+    `to_queue`: it is returned to the one queue it failed in; otherwise to its exchange, and to every subscriber.
+    """
+    death, identity = found.death, found.identity
+    expiration = death.original_expiration if death is not None else None
+    if journey is UNMARKED:
+        failed_at = death.time if death is not None and death.time is not None else now
+        origin = found.origin if to_queue else trust.vouched(found)
+        return new(Journey, (new_id(), None, 0, 1, origin, failed_at, None, expiration, None, "", False))
+    identifier, parent, retries, trips, _, first_failed_at, attempt, recorded_expiration, _, _, _ = journey
+    is_new = identity is Identity.OTHER or (identity is Identity.COPY and to_queue)
+    if is_new:
+        retries, first_failed_at, recorded_expiration = 0, None, None
+    if is_new or identity is Identity.COPY:
+        # With return_via=exchange a copy keeps the count: else two failing subscribers would set each other's back
+        # for ever.
+        parent, identifier, attempt = identifier or None, "", None
+    if first_failed_at is None:
+        first_failed_at = death.time if death is not None and death.time is not None else now
+    arrived = (
+        identifier or new_id(),
+        parent,
+        retries,
+        trips + 1,
+        found.origin if to_queue else trust.vouched(found),
+        first_failed_at,
+        attempt,
+        expiration if expiration is not None else recorded_expiration,
+        None,
+        "",
+        is_new,
+    )
+    return new(Journey, arrived)
+
+
+def with_origin_of_deaths(headers: Headers, journey: Journey, trust: Trust, now: int) -> Journey:
+    """The journey with the origin that the newest death names: another processor put the message into a delay queue.
+
+    Such a processor writes no origin of ours, and leaves the deaths in the message.
+    """
+    death = newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)
+    if death is None:
+        return journey
+    return journey._replace(
+        origin=place_of(death),
+        first_failed_at=journey.first_failed_at or death.time or now,
+        expiration=journey.expiration or death.original_expiration,
+    )
+
+
+def at_its_consumer(queue: str, envelope: Envelope, digest: Digest) -> tuple[Journey, Origin]:
+    """The journey of a message that a consumer of this queue received, and where it fails if the consumer fails.
+
+    The broker has written no death of it yet.
+    """
+    journey = journey_so_far(envelope.headers or NONE)
+    exchange, key = envelope.exchange, envelope.routing_key
+    place = place_of(Death(queue, exchange, key))
+    if journey is UNMARKED:
+        return journey, place
+    if identity_of(journey, Origin(queue, exchange, key), digest) is not Identity.SAME:
+        # What failed elsewhere before, or is a copy of that, is another message here.
+        return own_journey(journey, Identity.OTHER), place
+    return journey, place if journey.origin is None else journey.origin._replace(queue=queue)
 
 
 def is_malformed(journey: Journey, found: Found | Unknown) -> bool:
@@ -239,7 +317,7 @@ _FROM_NOWHERE: Final = open_envelope("", "", False, 0, b"")
 
 
 class Failed(NamedTuple):
-    """A dead letter by what is known of it."""
+    """What is known of a dead letter."""
 
     journey: Journey
     """The message's own journey; only the trips count where our headers were written for another message."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from dlqbatch.amqp.delivery import Envelope
 from dlqbatch.amqp.headers import RETRIES, Headers
 from dlqbatch.amqp.identity import Identity, own_journey
-from dlqbatch.amqp.origin import Found, Trust, find_origin, is_malformed, salvaged_journey
+from dlqbatch.amqp.origin import Found, Trust, find_origin, is_malformed, journey_of_failure, salvaged_journey
 from dlqbatch.amqp.patterns import ANY, is_wildcard, pattern
 from dlqbatch.amqp.retry_headers import Journey, journey_so_far
 from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
@@ -19,7 +19,6 @@ from dlqbatch.errors import SettingsError
 BY_DEATHS: Final = "x-death"
 BY_RETRIES: Final = "retries"
 TOO_MANY_DEATHS: Final = "too-many-deaths"
-Value = TypeVar("Value")
 
 
 class Count(NamedTuple):
@@ -48,21 +47,11 @@ def journey_of(
     found = find_origin(envelope, headers, journey, trust, digest)
     if is_malformed(journey, found):
         return salvaged_journey(headers, journey, trust, new_id)
-    journey = own_journey(journey, Identity.OTHER if found.identity is Identity.COPY else found.identity)
     if not isinstance(found, Found):
+        journey = own_journey(journey, Identity.OTHER if found.identity is Identity.COPY else found.identity)
         return journey._replace(id=journey.id or new_id())
-    death = found.death
-    expiration = death.original_expiration if death is not None else None
-    return journey._replace(
-        id=journey.id or new_id(),
-        origin=found.origin,
-        first_failed_at=_first(journey.first_failed_at, death.time if death is not None else None),
-        expiration=_first(expiration, journey.expiration),
-    )
-
-
-def _first(*values: Value | None) -> Value | None:
-    return next((value for value in values if value is not None), None)
+    # To move it is no trip of it, and without the broker's word nobody knows when it failed.
+    return journey_of_failure(journey, found, trust, None, new_id, to_queue=True)._replace(trips=journey.trips)
 
 
 @dataclass(frozen=True, slots=True)

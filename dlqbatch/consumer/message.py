@@ -12,10 +12,10 @@ from typing import Final
 from dlqbatch.amqp import headers as names
 from dlqbatch.amqp.delivery import Delivery, Envelope, open_envelope
 from dlqbatch.amqp.headers import ID, WORKER_RETRIES
-from dlqbatch.amqp.identity import Identity, identity_of, own_journey
+from dlqbatch.amqp.origin import at_its_consumer
 from dlqbatch.amqp.properties import join
 from dlqbatch.amqp.readable import readable
-from dlqbatch.amqp.retry_headers import RETURN_PREFIX, UNMARKED, Journey, Origin, journey_so_far
+from dlqbatch.amqp.retry_headers import Journey, Origin
 from dlqbatch.amqp.stamp import stamp, without
 from dlqbatch.amqp.table import encode_field, encode_integer, encode_text, fields, to_bytes
 from dlqbatch.ingest.dialects import Failure
@@ -55,18 +55,7 @@ class Message:
             delivery.exchange, delivery.routing_key, delivery.redelivered, delivery.body_size, delivery.properties
         )
         headers = envelope.headers or names.NONE
-        recorded = journey_so_far(headers)
-        seen = Origin(queue, delivery.exchange, delivery.routing_key)
-        identity = Identity.SAME
-        if recorded is not UNMARKED:
-            identity = identity_of(recorded, seen, delivery.digest)
-        is_same = identity is Identity.SAME
-        # What failed elsewhere before, or is a copy of that, is another message here.
-        journey = own_journey(recorded, Identity.SAME if is_same else Identity.OTHER)
-        if is_same and recorded.origin is not None:
-            origin = recorded.origin._replace(queue=queue)
-        else:
-            origin = seen._replace(exchange=None) if delivery.exchange.startswith(RETURN_PREFIX) else seen
+        journey, origin = at_its_consumer(queue, envelope, delivery.digest)
         if journey.spoilt:
             journey = Journey(id=journey.id, retries=None)
         first = journey.first_failed_at if journey.first_failed_at is not None else int(time.time())
@@ -76,7 +65,7 @@ class Message:
         counts = [0]
         if counts_itself and names.DELIVERY_COUNT in headers.brokers:
             counts.append(headers.brokers[names.DELIVERY_COUNT].as_integer() or 0)
-        if is_same:
+        if not journey.is_new:
             counts += [field.as_integer() or 0 for name, field in fields(headers.foreign) if name == WORKER_RETRIES]
         context = Context(
             routing_key=origin.key,

@@ -15,12 +15,13 @@ from dlqbatch.amqp.origin import (
     Unknown,
     find_origin,
     is_malformed,
-    place_of,
+    journey_of_failure,
     salvaged_journey,
+    with_origin_of_deaths,
 )
-from dlqbatch.amqp.retry_headers import UNMARKED, Journey, Origin, journey_so_far
+from dlqbatch.amqp.retry_headers import Journey, Origin, journey_so_far
 from dlqbatch.amqp.table import new
-from dlqbatch.amqp.x_death import deaths, newest_death
+from dlqbatch.amqp.x_death import deaths
 
 MALFORMED = "malformed"
 ORIGIN_UNKNOWN = "origin-unknown"
@@ -112,7 +113,7 @@ def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
         # Among copies of one that we sent through an exchange, the origin tells the dead store which one failed.
         journey = journey._replace(id=journey.id or new_id(), trips=journey.trips + 1, origin=found.origin)
         return DeadLetter(journey, TOO_MANY_TRIPS if journey.trips > rules.max_trips else ATTEMPT_FAILED)
-    journey = _arrived(journey, found, rules, now, new_id)
+    journey = journey_of_failure(journey, found, rules.trust, now, new_id, to_queue=rules.return_to_queue)
     if journey.trips > rules.max_trips:
         return DeadLetter(journey, TOO_MANY_TRIPS)
     if rules.home is not None and found.origin.queue != rules.home:
@@ -150,13 +151,8 @@ def _after_a_tier(headers: Headers, journey: Journey, rules: Rules, now: int, ne
         # What a first stage sends to a delay queue has died there alone when it is here. This one came past every first
         # stage, so that none has counted the trip.
         journey = journey._replace(trips=journey.trips + 1)
-    if journey.origin is None and (death := newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)):
-        # Another processor put it into the tier, and left the deaths in it.
-        journey = journey._replace(
-            origin=place_of(death),
-            first_failed_at=journey.first_failed_at or death.time or now,
-            expiration=journey.expiration or death.original_expiration,
-        )
+    if journey.origin is None:
+        journey = with_origin_of_deaths(headers, journey, trust, now)
     if not journey.id:
         journey = journey._replace(id=new_id())
     origin = trust.way_back(journey.origin, to_queue=rules.return_to_queue)
@@ -165,40 +161,6 @@ def _after_a_tier(headers: Headers, journey: Journey, rules: Rules, now: int, ne
     if journey.trips > rules.max_trips:
         return DeadLetter(journey, TOO_MANY_TRIPS)
     return new(Return, (journey, origin))
-
-
-def _arrived(journey: Journey, found: Found, rules: Rules, now: int, new_id: Callable[[], str]) -> Journey:
-    """The journey of a message that has just failed at `found`."""
-    death, identity = found.death, found.identity
-    expiration = death.original_expiration if death is not None else None
-    if journey is UNMARKED:
-        failed_at = death.time if death is not None and death.time is not None else now
-        origin = found.origin if rules.return_to_queue else rules.trust.vouched(found)
-        return new(Journey, (new_id(), None, 0, 1, origin, failed_at, None, expiration, None, "", False))
-    identifier, parent, retries, trips, _, first_failed_at, attempt, recorded_expiration, _, _, _ = journey
-    is_new = identity is Identity.OTHER or (identity is Identity.COPY and rules.return_to_queue)
-    if is_new:
-        retries, first_failed_at, recorded_expiration = 0, None, None
-    if is_new or identity is Identity.COPY:
-        # With return_via=exchange a copy keeps the count: else two failing subscribers would set each other's back
-        # for ever.
-        parent, identifier, attempt = identifier or None, "", None
-    if first_failed_at is None:
-        first_failed_at = death.time if death is not None and death.time is not None else now
-    arrived = (
-        identifier or new_id(),
-        parent,
-        retries,
-        trips + 1,
-        found.origin if rules.return_to_queue else rules.trust.vouched(found),
-        first_failed_at,
-        attempt,
-        expiration if expiration is not None else recorded_expiration,
-        None,
-        "",
-        is_new,
-    )
-    return new(Journey, arrived)
 
 
 def origin_gone(decision: Return) -> DeadLetter:
