@@ -79,7 +79,7 @@ class Offer(NamedTuple):
     """A message that a store has for the broker, as it was once delivered."""
 
     tag: int
-    """Whatever the store knows it by."""
+    """The name that the store knows it by."""
     exchange: str
     routing_key: str
     properties: bytes
@@ -100,7 +100,7 @@ class Publish(NamedTuple):
     route: Route
     properties: bytes
     counts_as: str
-    """The report's count that it adds to once it is confirmed."""
+    """The count of the report that it adds to once it is confirmed."""
     reason: str | None = None
     origin: Origin | None = None
     """Set on a return, which may be bound and sent once more."""
@@ -114,14 +114,14 @@ class Hold(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Store together with others, and settle once the store has committed."""
+    """Store in a batch, and settle once the store has committed."""
 
     kept: Any
     """What the store keeps of the message; the body that was delivered is let go."""
 
 
 class AwaitOrigin(NamedTuple):
-    """Ask again once it is known whether the origin is there."""
+    """Decide again once it is known whether the origin is there."""
 
     origin: Origin
 

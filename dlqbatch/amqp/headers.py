@@ -1,4 +1,4 @@
-"""The header table in one pass: what is ours, what the broker wrote, and the foreign bytes that pass through."""
+"""The names of headers, and the header table sorted in one pass: ours, the broker's, and foreign bytes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ATTEMPT: Final = b"dlqbatch-attempt"
 REASON: Final = b"dlqbatch-reason"
 DEAD_AT: Final = b"dlqbatch-dead-at"
 DIGEST: Final = b"dlqbatch-digest"
-"""The digest of body and message_id, on what is sent by a way that leaves no trace of ours; empty on what needs none.
+"""The digest of body and message_id; empty on what goes through a return exchange of ours, whose name is enough.
 
-Every message that we send to a client carries it. One with our id and without it was sent by an earlier version.
+Every message that we send to a client carries this header. With our id and without it, an earlier version sent it.
 """
 WORKER_RETRIES: Final = b"dlqbatch-worker-retries"
 """The consumer's count on classic queues; the drain lets it pass like a foreign header."""
@@ -83,10 +83,10 @@ NONE: Final = Headers(b"", {}, {}, {})
 
 
 def scan(data: bytes, position: int, stop: int) -> Headers:
-    """Sort a table's entries; of two entries with one name the first counts, as for the broker.
+    """Sort a table's entries; of two entries with the same name the first counts, as for the broker.
 
-    The hot path of every run. Messages that failed alike have tables alike: with the entries of one seen before, and
-    other values in them, they need not be walked.
+    The hot path of every run. Messages that failed alike have tables alike: a table with the same entries as an earlier
+    table, and other values in them, need not be walked.
     """
     layout = _layouts.get(stop - position)
     if layout is not None and stop <= len(data):
@@ -104,7 +104,7 @@ def scan(data: bytes, position: int, stop: int) -> Headers:
 
 
 def walk(data: bytes, position: int, stop: int) -> Headers:
-    """What `scan` finds, entry by entry: one loop, no call for each."""
+    """The same headers as `scan`, read entry by entry in a loop without calls."""
     ours: dict[bytes, Field] = {}
     brokers: dict[bytes, Field] = {}
     claims: dict[bytes, Field] = {}
@@ -156,7 +156,7 @@ class _Layout(NamedTuple):
 
 
 _LAYOUTS_KEPT: Final = 1024
-# Only the layout of a table of at most so many bytes is remembered; larger ones would fill the memory.
+# Only layouts of tables up to this size in bytes are remembered; larger tables would fill the memory.
 _ORDINARY_SIZE: Final = 8192
 # The layouts by the size of their table; None after the first table of a size, which may be the only one.
 _layouts: dict[int, _Layout | None] = {}

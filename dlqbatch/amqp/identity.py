@@ -1,8 +1,8 @@
-"""Whether a message that carries our headers is the one that they were written for.
+"""Whether our headers on a message were written for this message, or copied by a client from another message.
 
-Clients publish follow-ups, polls and copies with the headers that they received. So headers prove nothing: a message is
-the one that failed before if it came by a way that we sent that one. Most are sent through a return exchange of ours,
-which the next death names. The other ways are open to everybody: there a digest of body and message_id has to agree.
+Clients publish follow-ups, polls and copies with the headers that they received, so headers alone prove nothing. A
+message is the same message as before if it came by the way that we sent it. Most are sent through a return exchange of
+ours, which the next death names. The other ways are open to everybody: there a digest of body and message_id decides.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dlqbatch.amqp.retry_headers import RETURN_PREFIX, Journey, Origin, return_e
 from dlqbatch.amqp.table import UnreadableTable
 
 Digest = Callable[[], str]
-"""A function that makes the digest of the message that is looked at; it is called only where that decides."""
+"""A function that computes the digest of the message; it is called only where the digest decides."""
 NONE_NEEDED: Final = ""
-"""The digest in the header of what is sent through a return exchange of ours: its name in the next death is enough."""
+"""The digest header of what is sent through a return exchange of ours: its name in the next death is enough."""
 # Hexadecimal characters of the digest that travels in a header.
 _SHORT: Final = 16
 
@@ -29,16 +29,16 @@ class Identity(Enum):
     SAME = "same"
     """It is the message that our headers were written for."""
     COPY = "copy"
-    """The same content, which we sent through an exchange, in the queue of another subscriber."""
+    """The same content in the queue of another subscriber: we sent it through an exchange."""
     OTHER = "other"
     """Another message, whose publisher passed on the headers that it had received."""
 
 
 def identity_of(journey: Journey, seen: Origin, digest: Digest) -> Identity:
-    """What the message seen there is to the one that this journey was written for.
+    """Whether this journey was written for the message that is seen there.
 
-    `seen` is where it failed or was delivered from, with the exchange and key that it came by; the queue is None where
-    only these are known, the exchange where only the queue is.
+    `seen` is where the message failed or was delivered, with the exchange and key that it came by. The queue is None
+    where only exchange and key are known, and the exchange is None where only the queue is known.
     """
     queue, exchange, key = seen
     recorded = journey.origin
@@ -62,7 +62,7 @@ def identity_of(journey: Journey, seen: Origin, digest: Digest) -> Identity:
 
 
 def own_journey(journey: Journey, identity: Identity) -> Journey:
-    """What our headers say of this message itself; of another one that carries them only what ends a circle."""
+    """What our headers say of this message; of a copied journey only the parent and the trips, which end a circle."""
     if identity is not Identity.OTHER:
         return journey
     return Journey(parent=journey.id or None, trips=journey.trips, is_new=True)
@@ -74,7 +74,7 @@ def _if_it_agrees(identity: Identity, journey: Journey, digest: Digest) -> Ident
     return identity if agrees else Identity.OTHER
 
 
-# --- The digests by which messages are told apart
+# --- The digests that tell messages apart
 
 
 def digest_of(*parts: bytes) -> bytes:
@@ -105,5 +105,5 @@ def message_id_of(properties: bytes) -> bytes:
 
 
 def digest_for(exchange: str, digest: Callable[[], str]) -> str:
-    """What the digest's header says of a message that is sent there: ways other than ours leave no trace of us."""
+    """The digest header of a message that is sent to this exchange: empty for a return exchange of ours."""
     return NONE_NEEDED if exchange.startswith(RETURN_PREFIX) else digest()

@@ -19,7 +19,7 @@ def words_of(text: str) -> list[str]:
 
 
 def is_pattern(name: str) -> bool:
-    # Most names have neither sign, and this is asked of every row of the table.
+    # Most names have neither sign, and every row of the table comes here.
     return (_ONE in name or _ANY in name) and any(word in {_ONE, _ANY} for word in name.split("."))
 
 
@@ -90,7 +90,7 @@ class _Node:
 
 
 class TopicTrie:
-    """Many patterns asked at once: a lookup walks the key's words one time, however many patterns there are."""
+    """Many patterns as a tree: a lookup walks the key's words once, however many patterns there are."""
 
     __slots__ = ("_root", "_size")
 

@@ -109,7 +109,7 @@ def _tail(data: bytes, flags: int, position: int) -> dict[int, bytes]:
 
 
 class Labels(NamedTuple):
-    """What else the properties say that a person or the dead store asks for."""
+    """The properties that people and the dead store need."""
 
     priority: int
     message_id: bytes | None

@@ -52,7 +52,7 @@ class Readable(NamedTuple):
     properties: Mapping[str, object]
     """The properties that the message has, by their AMQP names."""
     headers: Mapping[str, object]
-    """The headers by name; of two with one name the second is called `name (2)`."""
+    """The headers by name; of two with the same name the second is called `name (2)`."""
     is_whole: bool
     """False: from some place on the bytes were not properties."""
 
@@ -77,7 +77,7 @@ def readable(properties: bytes) -> Readable:
 
 
 def _tail(data: bytes, flags: int, position: int) -> Iterator[tuple[str, object]]:
-    """What follows the delivery mode; the timestamp stands among the short strings."""
+    """What follows the delivery mode; the timestamp stands between the short strings."""
     if flags & _PRIORITY:
         yield "priority", data[position]
         position += 1
@@ -171,7 +171,7 @@ def body_form(body: bytes) -> BodyForm:
 
 
 def body_lines(body: bytes, form: BodyForm) -> Iterator[str]:
-    """One after the other, so that the head of a large body costs no more than the head."""
+    """The lines, made one by one: the head of a large body costs no more than the head."""
     if form == "hex":
         return _hex(body)
     text = body.decode()

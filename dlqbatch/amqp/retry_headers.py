@@ -43,7 +43,7 @@ def return_exchange(queue: str) -> str:
 
 
 class Journey(NamedTuple):
-    """What our headers say of a message; an empty id is one still to be given."""
+    """What our headers say of a message; the id is empty until a run of ours has made one."""
 
     id: str = ""
     parent: str | None = None
@@ -66,7 +66,7 @@ UNMARKED: Final = Journey()
 
 
 def journey_so_far(headers: Headers) -> Journey:
-    """What our own headers record; what is not valid of them is as if it were not there, and a count is named."""
+    """What our headers record; a header that is not valid counts as missing, and `spoilt` names a count."""
     if not headers.ours:
         return UNMARKED
     texts: dict[bytes, str] = {}

@@ -45,7 +45,7 @@ def stamp(
     reason: str | None = None,
     dead_at: int | None = None,
 ) -> bytes | None:
-    """The encoded properties, at most `limit` bytes; None if even our required headers do not fit.
+    """The encoded properties, at most `limit` bytes; None if our required headers do not fit.
 
     `digest` is the message's own, NONE_NEEDED where a return exchange of ours brings it back, and None where it comes
     to us again before any client sees it.
@@ -60,7 +60,7 @@ def stamp(
     required = _required(journey, reason, dead_at, digest)
     optional = _optional(envelope, headers, journey, login)
     if journey.retries is None:
-        # Retries that cannot be told mark a message whose own headers are not valid: they stay as evidence.
+        # Unknown retries mark a message whose own headers are not valid: they stay as evidence.
         required += _evidence(headers, journey, required + optional)
     foreign = headers.foreign
     if envelope.headers is None:
@@ -156,7 +156,7 @@ def _history(headers: Headers) -> bytes:
         return b""
     x_death = brokers.get(X_DEATH)
     content = x_death.value if x_death is not None and _is_readable(x_death) else b""
-    # What no death tells is kept as a table of its own; an array that does not hold together, as plain bytes.
+    # What no death says is kept as a table of its own; an array that cannot be read is kept as plain bytes.
     noted = b""
     if not content or not brokers.keys() <= _DEATHS_TELL_IT:
         for name, field in brokers.items():

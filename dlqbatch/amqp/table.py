@@ -54,7 +54,7 @@ class UnreadableTable(ValueError):
 
 
 class Field(NamedTuple):
-    """One value, still encoded: its type tag and the bytes after it (without the length of a prefixed type)."""
+    """A value, still encoded: its type tag and the bytes after it, without the length of a prefixed type."""
 
     tag: int
     value: bytes
@@ -93,7 +93,7 @@ def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[tupl
 
 
 def first_fields(data: bytes) -> dict[bytes, Field]:
-    """A table's content at once; of two entries with one name the first."""
+    """All entries of a table; of two entries with the same name the first counts."""
     found: dict[bytes, Field] = {}
     position, stop = 0, len(data)
     sizes = SIZES
@@ -114,7 +114,7 @@ def first_fields(data: bytes) -> dict[bytes, Field]:
 
 
 def first_texts(data: bytes) -> dict[bytes, bytes]:
-    """The texts of a table's content up to where it is unreadable; of two entries with one name the first counts."""
+    """The texts of a table up to where it is unreadable; of two entries with the same name the first counts."""
     found: dict[bytes, bytes] = {}
     position, stop = 0, len(data)
     sizes = SIZES
@@ -206,6 +206,6 @@ def encode_field(name: bytes, value: Field) -> bytes:
 
 
 def encode_item(value: Field) -> bytes:
-    """One value of an array's content."""
+    """A value as an array holds it."""
     length = _SIZE(len(value.value)) if SIZES[value.tag] == _PREFIXED else b""
     return b"%c%b%b" % (value.tag, length, value.value)

@@ -1,4 +1,4 @@
-"""The broker's record of where and why a message died."""
+"""The header x-death: where and why a message died, by the word of the broker."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dlqbatch.amqp.table import (
 LATEST_TIME: Final = 253402300799
 """The last second of the year 9999; a later time is no date that anything else understands."""
 _REMEMBERED: Final = 1024
-# Only an x-death of at most so many bytes is remembered; larger ones would fill the memory.
+# Only x-death headers up to this size in bytes are remembered; larger headers would fill the memory.
 _ORDINARY_SIZE: Final = 2048
 _EXPIRED: Final = "expired"
 _DRAMATIQ_DEAD, _DRAMATIQ_DELAYED = ".XQ", ".DQ"
 
 
 class Death(NamedTuple):
-    """One entry of x-death; what is missing or of another type is empty."""
+    """An entry of x-death; what is missing or of another type is empty."""
 
     queue: str = ""
     exchange: str = ""
@@ -43,7 +43,7 @@ class Death(NamedTuple):
 
 
 def deaths(headers: Headers) -> tuple[Death, ...]:
-    """Newest first; ends where the entries stop being readable."""
+    """The deaths, newest first; the list ends at the first entry that cannot be read."""
     x_death = headers.brokers.get(X_DEATH)
     if x_death is None or x_death.tag != ARRAY:
         return ()
@@ -51,7 +51,7 @@ def deaths(headers: Headers) -> tuple[Death, ...]:
 
 
 def past_deaths(headers: Headers) -> tuple[Death, ...]:
-    """Newest first: what the broker says now, then what our history keeps of it from earlier trips."""
+    """The deaths, newest first: those in x-death, then those of earlier trips, which our history keeps."""
     history = headers.ours.get(HISTORY)
     if history is None or history.tag != ARRAY:
         return deaths(headers)
@@ -89,10 +89,10 @@ def newest_death(headers: Headers, ignored_queues: Container[str], *, trust_last
 def _before_it_waited(counting: Sequence[Death], *, by_broker_alone: bool) -> Death:
     """The newest death that is not the end of a wait: of a delay that a team has put between its queue and us.
 
-    A message waited where its time ran out and dead-lettering had brought it. From 4.0 the broker alone writes x-death,
-    so that what stands before such a death is how it came there. Before, a client can have published it there with the
-    x-death that it had received, and of more than two deaths the order is not certain. So there it has to be the only
-    other one, no expiry itself, and come from another exchange.
+    A message waited in a queue if dead-lettering brought it there and its time ran out there. From 4.0 the broker alone
+    writes x-death, so the entry before such a death says how the message came there. Before 4.0 a client can have
+    published the message there with the x-death that it had received, and the order of more than two deaths is not
+    certain. So before 4.0 it has to be the only other death, not an expiry itself, and from another exchange.
     """
     newest, *older = counting
     if not by_broker_alone:
@@ -104,7 +104,7 @@ def _before_it_waited(counting: Sequence[Death], *, by_broker_alone: bool) -> De
 
 
 def _can_have_led_to(before: Death, wait: Death) -> bool:
-    """Whether dead-lettering can have led from the one to the other; what happened twice was sent in a circle."""
+    """Whether dead-lettering can have led from `before` to `wait`; what happened twice went in a circle."""
     return wait.reason == _EXPIRED and wait.times == before.times == 1 and before.queue != wait.queue
 
 
@@ -120,11 +120,11 @@ def _read_all(x_death: bytes) -> tuple[Death, ...]:
 
 
 def _read_again(x_death: bytes) -> tuple[Death, ...]:
-    """What `_read_all` reads: of a death that differs from a known one in its time alone, only the time."""
+    """The same as `_read_all`; where a death differs from a known death in its time alone, only the time is read."""
     before, _, after = x_death.partition(_TIME)
     if _TIME in after:
         return _read_several_again(x_death)
-    # As of most failures: one death.
+    # Most failures have a single death.
     known = _timeless((before, after[_SIZE_OF_TIME:])) if len(after) >= _SIZE_OF_TIME else None
     return _read_all(x_death) if known is None else (_at(SECONDS(after)[0], known[0]),)
 
@@ -145,10 +145,10 @@ def _at(time: int, death: Death) -> Death:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _timeless(pieces: tuple[bytes, ...]) -> tuple[Death, ...] | None:
-    """The deaths of an x-death that was cut at its times; None if what was cut out is anything else.
+    """The deaths of an x-death that was cut at its times; None if the bytes that were cut out are not times.
 
-    Read with the times 1, 2, 3, each death must have its own. Then those bytes are read as times and as nothing else,
-    so that whatever stands in their place, the rest is read the same.
+    The pieces are joined with the times 1, 2, 3, and each death must then have its own time. That shows that these
+    bytes are read as times and as nothing else, so any other time in their place leaves the rest as it is.
     """
     numbers = range(1, len(pieces))
     x_death = pieces[0] + b"".join(_TIME + number.to_bytes(_SIZE_OF_TIME, "big") + pieces[number] for number in numbers)
@@ -159,7 +159,7 @@ def _timeless(pieces: tuple[bytes, ...]) -> tuple[Death, ...] | None:
 _TIME: Final = b"\x04timeT"
 _SIZE_OF_TIME: Final = 8
 
-# Messages that failed in the same queue in the same second, with the same key, died the same death.
+# Messages that failed in the same queue in the same second, with the same key, have the same death.
 _remembered = lru_cache(maxsize=_REMEMBERED)(_read_again)
 
 

@@ -77,7 +77,7 @@ def _tls_options(settings: Settings) -> dict[str, Any]:
 
 
 def broker_parameters(settings: Settings, name: str) -> list[ConnectionParameters]:
-    """Parameters for a client of pika's own, such as the demo's consumers."""
+    """Parameters for a plain client of pika, such as the demo's consumers."""
     access = access_to(settings, name)
     return [parameters(url, access, access.connect_timeout) for url in access.urls]
 
@@ -98,7 +98,7 @@ def connect(access: Access) -> Connection:
 
 
 def _log_first_failure(attempt: RetryCallState) -> None:
-    """The last one's error is raised to the caller, which logs it."""
+    """Only the first: the error of the last attempt is raised to the caller, which logs it."""
     error = attempt.outcome.exception() if attempt.outcome is not None else None
     if attempt.attempt_number == 1 and isinstance(error, BrokerUnreachable):
         _log.info("the broker cannot be reached yet, trying again", where=error.where, why=error.why)
@@ -108,7 +108,7 @@ def connect_once(access: Access, deadline: float) -> Connection:
     """The first of the hosts that answers, each tried once."""
     failures: list[BrokerUnreachable] = []
     for tried, url in enumerate(access.urls):
-        # One host that takes the connection and stays silent must leave time for the others.
+        # A host that takes the connection and stays silent must leave time for the next hosts.
         part = (deadline - time.monotonic()) / (len(access.urls) - tried)
         try:
             return Connection(parameters(url, access, max(part, 0.5)), access.end_at)
@@ -118,7 +118,7 @@ def connect_once(access: Access, deadline: float) -> Connection:
 
 
 def _all_of(failures: Sequence[BrokerUnreachable]) -> BrokerUnreachable:
-    """One error with what each address said; it is LoginRefused if one of them refused the login."""
+    """A single error with what each address said; it is LoginRefused if any address refused the login."""
     if not failures:
         return BrokerUnreachable("?", "no broker URL is set")
     if len(failures) == 1:
@@ -166,7 +166,7 @@ def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None
         files = f"tls_cert_file {cert_file}" + (f" with tls_key_file {key_file}" if key_file else "")
 
         def ask() -> NoReturn:
-            # Else OpenSSL asks whoever sits at the terminal, and a run from cron waits for ever.
+            # Without this OpenSSL prompts at the terminal, and a run from cron waits for ever.
             raise SettingsError(f"{files} cannot be used: the key is encrypted; give it without a passphrase.")
 
         try:

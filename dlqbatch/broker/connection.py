@@ -33,7 +33,7 @@ _ANSWER_WITHIN: Final = 15.0
 """Seconds that a synchronous method may take."""
 BLOCKED: Final = "the broker has blocked publishing (memory or disk alarm)"
 _LAST_TURNS: Final = 10
-"""Turns of the loop in which pika may close the socket of a connection that is given up."""
+"""Turns of the loop in which pika may close the socket of a connection that is dropped."""
 
 
 class NoAnswer(BrokerLost):
@@ -94,7 +94,7 @@ class Connection:
 
     @property
     def version(self) -> tuple[int, ...]:
-        """The broker's, as far as it is numbers; empty if it does not tell."""
+        """The broker's version, as far as it is numbers; empty if the broker does not name it."""
         properties: dict[str, Any] = self.wire.server_properties or {}
         numbers = str(properties.get("version", "")).split(".")[:3]
         return tuple(int(number) for number in numbers if number.isdigit())
@@ -121,7 +121,7 @@ class Connection:
             raise self._gone()
 
     def end_by(self, end_at: float) -> None:
-        """Set an earlier end than before; a later one changes nothing."""
+        """Set an earlier end than before; a later end changes nothing."""
         self._end_at = min(self._end_at, end_at)
 
     def wait(self, until: Callable[[], object], what: str, seconds: float | None = None) -> None:
@@ -163,10 +163,10 @@ class Connection:
 
     @contextmanager
     def scratch_for(self, name: str) -> Iterator[Scratch]:
-        """A scratch channel to ask about one queue or exchange; NoAnswer if that costs the connection it is asked on.
+        """A scratch channel for methods about this queue or exchange; NoAnswer if they cost the connection.
 
-        RabbitMQ 4.3 closes a whole connection where the text of a refusal is too long for its frame and not all ASCII.
-        The text holds that name and the virtual host's, so that such names are asked about on a connection beside.
+        RabbitMQ 4.3 closes the whole connection where the text of a refusal is too long for its frame and not all
+        ASCII. The text holds this name and the virtual host's. So names that are not ASCII get a second connection.
         """
         if name.isascii() and str(self._parameters.virtual_host).isascii():
             with self.scratch() as scratch:
@@ -180,7 +180,7 @@ class Connection:
             yield scratch
 
     def close(self, seconds: float = 5.0) -> None:
-        """Close politely, or at least quickly; a loss at this point changes nothing any more."""
+        """Close, and wait a few seconds for the broker's answer; a lost connection changes nothing any more."""
         if self._is_disposed:
             return
         deadline = min(time.monotonic() + (0.0 if self.is_done else seconds), self._end_at)
@@ -315,7 +315,7 @@ class Scratch:
 
 
 _REFUSALS: Final = (ProbableAuthenticationError, ProbableAccessDeniedError)
-# What pika only guesses to be a refusal is one if the broker gave a reason; a dead host closes without one.
+# pika only guesses that this is a refusal. It is a refusal if the broker sent a reason; a dead host sends none.
 _CLOSED: Final = "ConnectionClosedByBroker"
 
 

@@ -27,12 +27,12 @@ PREFETCH: Final = 512
 CONSUMERS: Final = b"dlqbatch-"
 """The beginning of the tags of all our consumers."""
 _ROUND: Final = 32
-"""Prefetches in one round; where memory allowed only a small one, the next round asks again."""
-# A channel of a quorum queue keeps back more than 32 acknowledgements that came one by one, and forgets those when it
-# is closed; so many it hands on whatever comes next.
+"""Prefetches in a round; where memory allowed only a small prefetch, the next round computes it again."""
+# A channel of a quorum queue keeps back single acknowledgements beyond 32, and loses them when it is closed; up to this
+# many it always hands on.
 _APPLIED_AT_ONCE: Final = 16
 _RESERVE: Final = 2
-"""Messages that a round's consumer leaves: one for a probe, one for the get at its end."""
+"""Messages that a round's consumer leaves: for a probe, and for the get at its end."""
 
 
 class State(Enum):
@@ -68,21 +68,21 @@ MOVES: Final = {
 
 
 class Consume(Receiving):
-    """A consumer with a prefetch, in rounds: consume, cancel, acknowledge the rest, get one.
+    """A consumer with a prefetch, in rounds: consume, cancel, acknowledge the rest, get a single message.
 
     As long as what is acknowledged and the prefetch together stay below the limit, the broker cannot deliver more.
     It must have delivered all that it may, or have nothing left, before the consumer is cancelled: what a quorum queue
     has assigned to a consumer by then, but not sent, stays assigned until the channel closes, and counts as delivered.
     The get at the end of a round makes the channel apply the acknowledgements it has put aside, which would be lost
-    at its close; and it says whether the queue is empty, which a consumer is never told.
+    at its close; and it says whether the queue is empty, which a consumer never learns.
     """
 
     probes_after: ClassVar[float] = 0.01
-    """Seconds without a delivery after which the queue may be empty, or the broker slow: it is asked which."""
+    """Seconds without a delivery after which a passive declaration shows whether the queue is empty."""
     probes_at: ClassVar[int] = 0
-    """A get makes sure if at most so many are ready; with more it would bring what comes after all on its way."""
+    """Ready messages up to which a get makes sure that the queue is empty; with more, deliveries are on their way."""
     gives_up_after: ClassVar[float] = 0.2
-    """Seconds after which a round ends whose one probe was used up, or begins with messages that are not settled."""
+    """Seconds after which a round ends without another probe, or begins although messages are not settled."""
 
     def __init__(
         self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None], spare: Spare
@@ -96,7 +96,7 @@ class Consume(Receiving):
         """What this round's consumer may deliver."""
         self._delivered = 0
         self._credited = 0
-        """Acknowledgements sent in this round; each lets the broker deliver one more."""
+        """Acknowledgements sent in this round; each lets the broker deliver one message more."""
         self._prefetch = 0
         self._has_asked_depth = False
         self._depth_asked_at = 0.0
@@ -111,7 +111,7 @@ class Consume(Receiving):
 
     @property
     def outstanding(self) -> int:
-        """What the broker may still send without being asked again."""
+        """Messages that the broker may still send without another request."""
         if self.lost is not None:
             return 0
         if self._state is State.GETTING:
@@ -129,8 +129,8 @@ class Consume(Receiving):
         return self._state is State.GETTING
 
     def ask(self, room: int) -> None:
-        """Go one step on, if there is one to go."""
-        # The last two are got one by one, at once.
+        """Take the next step of the round, if there is a step to take."""
+        # The last two messages are got singly, at once.
         if self._state is State.READY and room > 0 and (self.limit - self.taken <= _RESERVE or self._has_waited()):
             self._acknowledge_settled()
             self._start_round(room)
@@ -146,10 +146,10 @@ class Consume(Receiving):
             self._move(Event.END)
 
     def release(self) -> None:
-        """Close as any channel does; but what was settled after the last round's get wants one of its own.
+        """Close as any channel does; messages that were settled after the last round's get need another get first.
 
-        It may bring a message too many. That one goes back, which counts as a delivery; without it all those that the
-        channel has put aside would come back, and be there twice.
+        That get may bring a message too many, which goes back and counts as delivered. Without the get, all messages
+        whose acknowledgements the channel keeps back would come back, and be there twice.
         """
         late = len(self._singles) + len(self._ahead)
         if self.lost is not None or self._closing or late <= _APPLIED_AT_ONCE:
@@ -165,7 +165,7 @@ class Consume(Receiving):
     def flush(self) -> None:
         if self._state is not State.CONSUMING or self._stopping:
             return
-        # Only as many as keep what the broker may deliver within the quota, and not one by one.
+        # Only as many as keep the deliveries within the quota, and in batches.
         allowed = self._quota - self._prefetch - self._credited
         batch = min(self._due, allowed)
         if batch > 0 and (batch == allowed or batch >= self._prefetch // 8):
@@ -174,7 +174,7 @@ class Consume(Receiving):
             self._acknowledge(batch)
 
     def _not_consumed(self, batch: int) -> int:
-        """How many of these no consumer delivered: to acknowledge one of them lets the broker deliver nothing."""
+        """How many of these came by a get: their acknowledgement lets the broker deliver nothing more."""
         in_order = min(self._prefix - self._acked, batch)
         singles = self._singles[: batch - in_order]
         has_probed = self._acked < self._probed <= self._acked + in_order or self._probed in singles
@@ -194,7 +194,7 @@ class Consume(Receiving):
 
     def _start_round(self, room: int) -> None:
         self._quota = self.limit - self.taken - _RESERVE
-        # The very first message is got alone: it tells whether there is one, and how large they are.
+        # The very first message is got alone: it shows whether there is any, and how large the messages are.
         if self._quota < 1 or self.taken == 0:
             self._get_one()
             return
@@ -204,8 +204,8 @@ class Consume(Receiving):
         self._before = self.taken
         self._may_probe = True
         self._depth_asked_at = 0.0
-        # A quorum queue remembers a consumer as long as messages of its are held. Another one of the same name would be
-        # sent what the broker takes for missing, and RabbitMQ 3.10 breaks down over that.
+        # A quorum queue remembers a consumer as long as it holds messages. Another consumer of the same name would get
+        # what the broker takes for missing, and RabbitMQ 3.10 breaks down over that.
         self._rounds += 1
         self._consumer = b"%b%d" % (CONSUMERS, self._rounds)
         self._move(Event.CONSUME)
@@ -217,7 +217,7 @@ class Consume(Receiving):
     def _continue_round(self) -> None:
         all_settled = self._settled == self.taken
         if not self.outstanding:
-            # With everything settled, the prefetch is used up by messages that stay; or one of it is never confirmed.
+            # With everything settled, the prefetch is used up by messages that stay, or by a message without a confirm.
             if self._delivered >= self._quota or self._stopping or self._has_waited():
                 self._cancel()
         elif all_settled or self._stopping:

@@ -13,7 +13,7 @@ from dlqbatch.broker.versions import delivery_limit
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """The policy that applies to a queue; it has one of the users' at most, and one of the operators'."""
+    """A policy that applies to a queue; at most one policy of users applies, and one of operators."""
 
     name: str
     priority: int = 0
@@ -41,7 +41,7 @@ class QueueFacts:
     """Redeliveries in a second, at present."""
     delivered_rate: float = 0.0
     strangers: int = 0
-    """Consumers of a queue of ours that are not a run of ours; asked for those queues only."""
+    """Consumers that are not a run of ours; counted for our own queues only."""
     stuck: int = 0
     """Messages that are neither ready, unacknowledged nor delayed, and were not some seconds ago."""
     reported_limit: int | None = None
@@ -138,7 +138,7 @@ class BindingFacts:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Everything in the virtual host, as the management API tells it."""
+    """Everything in the virtual host, as the management API shows it."""
 
     queues: Mapping[str, QueueFacts]
     exchanges: Mapping[str, ExchangeFacts]
@@ -148,7 +148,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A right that the broker denied when it was asked."""
+    """A right that the broker denied."""
 
     right: str
     """read or write."""
@@ -193,7 +193,7 @@ class BrokerFacts:
     alarms: tuple[str, ...] = ()
     deprecated: tuple[Deprecated, ...] = ()
     default_queue_type: str | None = None
-    """The type of a queue that is declared without one on this virtual host."""
+    """The type of a queue that is declared without a type on this virtual host."""
     skew: float | None = None
     """Seconds that its clock is ahead of ours."""
     refused: tuple[Refused, ...] = ()
@@ -299,7 +299,7 @@ class ChannelReading(NamedTuple):
     prefetch: int
     """How many it may hold; 0 is without a limit."""
     acknowledged: int
-    """What it has acknowledged of this queue; 0 where it takes from others too, and nobody can tell which."""
+    """What it has acknowledged of this queue; 0 where it takes from other queues too, so that this is not known."""
 
 
 class QueueReading(NamedTuple):
@@ -307,7 +307,7 @@ class QueueReading(NamedTuple):
 
     queue: str
     at: datetime
-    """When it was asked for, by the dead store's clock. What it says may be older."""
+    """The time of the request, by the dead store's clock. The figures may be older."""
     is_there: bool
     ready: int = 0
     unacknowledged: int = 0
@@ -327,7 +327,7 @@ class QueueReading(NamedTuple):
     drops_after: int | None = None
     """The broker drops a message after so many deliveries, and does not dead-letter it."""
     channels: tuple[ChannelReading, ...] = ()
-    """All that consume from it, or none: who may not see one of them cannot count on the others."""
+    """All channels that consume from it; none if any of them is hidden from us."""
     by_management: bool = False
     """False: a passive declaration. Its ready messages and consumers are live, and nothing else is known."""
     may_hide_delayed: bool = False

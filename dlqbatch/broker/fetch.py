@@ -1,6 +1,6 @@
-"""What a transfer takes messages from: a queue, by pipelined gets or a consumer (consume.py), or a store.
+"""Where a transfer takes messages from: a queue, by pipelined gets or by a consumer (consume.py), or a store.
 
-A queue has a channel of its own, whose deliveries are read without pika, and which alone may settle them.
+A queue has a channel of its own. Its deliveries are read without pika, and only this channel may settle them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logs.get(__name__)
 _LARGEST_BODY: Final = 512 * 1024 * 1024
 """Bytes of a body beyond what any setting of a broker allows."""
 AHEAD: Final = 256
-"""Messages settled before an earlier one of their queue, with which that one's confirm is not waited for any more."""
+"""Messages settled before an earlier message of their queue; at so many, that message's confirm is not waited for."""
 
 
 class Spare:
@@ -40,7 +40,7 @@ class Spare:
 
 
 class Receiving:
-    """One queue's channel: each message is settled here or held, and acknowledged when `flush` finds it due."""
+    """The channel of a queue: each message is settled or held here, and acknowledged when `flush` finds it due."""
 
     def __init__(
         self, connection: Connection, queue: str, limit: int, deliver: Callable[[Delivery], None], spare: Spare
@@ -56,7 +56,7 @@ class Receiving:
         self._wire = connection.wire
         self._coming: Delivery | None = None
         self._address, self._exchange, self._key = b"\x00\x00", "", ""
-        """Exchange and key of the message before, as bytes and as text: most often they are those of the next."""
+        """Exchange and key of the previous message, as bytes and as text: the next message mostly has the same."""
         self._left = 0
         self._acked = 0
         self._prefix = 0
@@ -87,7 +87,7 @@ class Receiving:
             if len(self._ahead) >= AHEAD:
                 self.acknowledge_each()
 
-    def hold(self, tag: int, reason: str | None) -> None:  # noqa: ARG002  (a receipt is always told which, and why)
+    def hold(self, tag: int, reason: str | None) -> None:  # noqa: ARG002  (part of a receipt)
         """The message stays with us until `release` puts it back."""
         self._settled += 1
         self.acknowledge_each()
@@ -122,7 +122,7 @@ class Receiving:
 
     @property
     def ahead(self) -> int:
-        """How many wait to be acknowledged together with one that is not settled yet."""
+        """How many wait to be acknowledged together with an earlier message that is not settled yet."""
         return len(self._ahead)
 
     @property
@@ -130,7 +130,7 @@ class Receiving:
         return self._prefix - self._acked + len(self._singles)
 
     def acknowledge_each(self) -> None:
-        """Acknowledge one by one from here on: a multiple acknowledgement cannot reach past a message that stays."""
+        """Acknowledge singly from here on: a multiple acknowledgement cannot reach past a message that stays."""
         self._singles.extend(self._ahead)
         self._ahead.clear()
         self._holding = True
@@ -170,10 +170,10 @@ class Receiving:
         return address + len(self._address)
 
     def _got_message(self, buffer: bytes, position: int) -> None:
-        """A message that was asked for by itself; behind it stands how many more are ready.
+        """A message that a get brought; behind it stands how many more are ready.
 
-        What another channel has just put back may not have been counted when the limit was set. It is told by its
-        flag from what arrives only now, which is left to the next run.
+        What another channel has just put back may not have been counted when the limit was set. Its flag `redelivered`
+        distinguishes it from what arrives only now, which is left to the next run.
         """
         end = self._begin_message(buffer, position)
         if self.taken >= self.limit and self._coming is not None and self._coming.redelivered:
@@ -211,7 +211,7 @@ class Receiving:
             raise BrokerLost(f"{NOT_AMQP}: a message of {coming.body_size:,} bytes")
 
     def _read_content(self, coming: Delivery, buffer: bytes, position: int) -> int:
-        """A message that is here whole is handed on at once; the frames of any other come one by one."""
+        """Hand on a message that is here whole; the frames of any other message are read singly."""
         content = frames.read_content(buffer, position, self._number)
         if content is None:
             return position
@@ -316,7 +316,7 @@ class MessageSource(Protocol):
         """At most so many; none if there are none at the moment, None if there will be no more."""
 
     def may_publish(self) -> bool:
-        """Asked before each publish: nobody has stopped the run, and nobody has stopped what it sends."""
+        """Called before each publish: false if somebody has stopped the run, or what it sends."""
 
     def confirmed(self, tag: int) -> None: ...
     def held(self, tag: int, reason: str | None) -> None:
@@ -377,7 +377,7 @@ class StoreFetch:
         self._exhausted = True
 
     def acknowledge_each(self) -> None:
-        """Nothing waits for another one's confirm."""
+        """Nothing to do: no message waits for the confirm of another message."""
 
     def flush(self) -> None:
         try:

@@ -104,7 +104,7 @@ def content(channel: int, method: bytes, body_size: int, properties: bytes, chun
     """All frames of a message: its method, encoded already, its header, its body in as many frames as it came in."""
     header = _CONTENT(HEADER, channel, _PROPERTIES_AT + len(properties), 60, 0, body_size)
     if len(chunks) == 1:
-        # As nearly every message; one joining of bytes in place of two.
+        # Nearly every message has a single chunk, so that its bytes are joined once and not twice.
         chunk = chunks[0]
         return b"".join((method, header, properties, FRAME_END, _FRAME(BODY, channel, len(chunk) - 1), chunk))
     return b"".join((method, header, properties, FRAME_END, *(body(channel, chunk) for chunk in chunks)))

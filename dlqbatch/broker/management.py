@@ -1,4 +1,4 @@
-"""The broker's management API: its client, queues by wildcards, and one run's questions with an end to them."""
+"""The broker's management API: its client, queues by wildcards, and a client with a time limit for a whole run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NO_PAGES: Final = "wildcards need the management API (management_url), names do
 
 
 class NoReply(BrokerUnreachable):
-    """The management API did not answer with what was asked for; with a code if it answered at all."""
+    """The management API did not answer the request; `code` is None if it did not answer at all."""
 
     def __init__(
         self, where: str, why: str, code: int | None = None, content: bytes = b"", date: str | None = None
@@ -57,7 +57,7 @@ class NoReply(BrokerUnreachable):
 class Answer(NamedTuple):
     content: Any
     date: str | None
-    """The broker's clock, as its header tells it."""
+    """The broker's clock, by the header of the answer."""
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -85,7 +85,7 @@ class Api:
         broker = urlsplit(broker_url)
         own = urlsplit(management_url) if management_url else broker
         self.user = unquote(broker.username or "guest")
-        """The user of the AMQP connection; the API may be asked by another."""
+        """The user of the AMQP connection; the API may have another user."""
         self.vhost = vhost_of(broker_url)
         user = unquote(own.username or broker.username or "guest")
         password = unquote(own.password or broker.password or "guest")
@@ -127,7 +127,7 @@ class Api:
 
 
 def _whole(response: Any) -> bytes:
-    """The answer, up to a largest size and a longest time: whoever listens there may not be RabbitMQ."""
+    """The answer, with limits on size and time: what listens there may not be RabbitMQ."""
     ends, parts, size = time.monotonic() + _LONGEST_SECONDS, list[bytes](), 0
     while piece := response.read1(_PIECE):
         parts.append(piece)
@@ -141,11 +141,11 @@ def _whole(response: Any) -> bytes:
 
 class Expansion(NamedTuple):
     queues: tuple[str, ...]
-    """Each once: the names as they stood, then what the wildcards match."""
+    """The names as they stood, then what the wildcards match; each name once."""
     unmatched: tuple[str, ...]
     """Wildcards that match no queue."""
     left_out: tuple[str, ...]
-    """What wildcards match and nothing can be taken from: a sentence for each."""
+    """A sentence for each queue that a wildcard matches and that nothing can be taken from."""
     types: Mapping[str, str]
     """The types (classic or quorum) of the queues that wildcards match."""
 
@@ -190,7 +190,7 @@ def _shared_queues(api: Api) -> list[tuple[str, str]]:
 
 
 def _why_left_out(queue: str, *, is_stream: bool) -> str:
-    """Why it is left out: to ask for what AMQP cannot carry would end the run, and so would a get from a stream."""
+    """Why it is left out: a name that AMQP cannot carry would end the run, and so would a get from a stream."""
     try:
         size = len(queue.encode())
     except UnicodeEncodeError:
@@ -228,13 +228,13 @@ def _is_page(answer: Any) -> bool:
 
 
 SECONDS: Final = 15.0
-"""Seconds that all questions of one run may take together."""
+"""Seconds that all requests of a run may take together."""
 _UNAUTHORISED: Final = 401
 _DO: Final = "; set dlqbatch.management-url to the management API of this broker"
 
 
 class Unanswered(Exception):
-    """The management API does not tell; the text says why and what to do."""
+    """The management API does not say; the text says why and what to do."""
 
 
 class Client:

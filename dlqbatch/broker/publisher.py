@@ -1,4 +1,4 @@
-"""Publishing with confirms, many at once; each outcome is reported to the transfer or the worker."""
+"""Publishing with confirms, many at once; the transfer or the worker gets each outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logs.get(__name__)
 
 
 class Outcome(Protocol):
-    """Who is told what became of each publish, from within a read."""
+    """The receiver of what became of each publish; called from within a read."""
 
     def confirmed(self, delivery: Delivery, publish: Publish) -> None: ...
     def unconfirmed(self, delivery: Delivery, publish: Publish, reason: str) -> None: ...
@@ -31,7 +31,7 @@ class Outcome(Protocol):
 
 
 class Publisher:
-    """One confirm channel, replaced when the broker closes it over a message it does not accept."""
+    """A confirm channel, replaced when the broker closes it because of a message that it does not accept."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Publisher:
         refused: frozenset[str] = frozenset(),
         may_publish: Callable[[], bool] | None = None,
     ) -> None:
-        """`may_publish` is asked before each publish, whatever leads to it; None: always."""
+        """`may_publish` is called before each publish, also before a repeated publish; None: always."""
         self._may_publish = may_publish
         self._connection = connection
         self._put = connection.wire.put
@@ -53,7 +53,7 @@ class Publisher:
         self._returned: set[int] = set()
         self._sequence = 0
         self._first = 1
-        """The first sequence number that no confirm of many has answered."""
+        """The first sequence number that no multiple confirm has answered."""
         self._backlog: deque[tuple[Delivery, Publish]] = deque()
         """What waits until the channel is open and trusted again."""
         self._suspects: deque[tuple[Delivery, Publish]] = deque()
@@ -76,7 +76,7 @@ class Publisher:
         return self._retained
 
     def send(self, delivery: Delivery, publish: Publish) -> None:
-        """Exactly one call of the outcome answers each."""
+        """Publish; exactly one call of the outcome answers it."""
         if self._refused and self._is_refused(publish.route):
             self._outcome.unconfirmed(delivery, publish, _REFUSED)
         elif self._channel is None or self._careful:
@@ -85,10 +85,10 @@ class Publisher:
             self._emit(delivery, publish)
 
     def recover(self, seconds: float) -> None:
-        """After a refusal: open the channel again and find, one by one, the message that the broker does not take.
+        """After a refusal: open the channel again, and publish singly to find the message that the broker refuses.
 
-        What was under way may have been enqueued without a confirm; sending it again can double it, leaving it
-        would double it too, and a run that stopped here would stop here for ever.
+        What was under way may have been enqueued without a confirm. Sending it again can double it, and so would
+        leaving it; a run that stopped here would stop here for ever.
         """
         deadline = time.monotonic() + seconds
         self._suspects.extend(self._pending.values())
@@ -124,7 +124,7 @@ class Publisher:
         return self._channel is None
 
     def abandon(self, reason: str) -> None:
-        """Answer for everything that has no confirm yet."""
+        """Report everything that has no confirm yet as unconfirmed."""
         unanswered = (*self._pending.values(), *self._suspects, *self._backlog)
         self._pending = {}
         self._suspects.clear()
@@ -157,7 +157,7 @@ class Publisher:
             self._code, self._text = getattr(error, "reply_code", 0), describe(error)
 
     def _blame(self) -> None:
-        """The one message that was under way when the channel closed, unless it was answered before."""
+        """Blame the only message that was under way when the channel closed, unless it was answered before."""
         if not self._pending:
             return
         delivery, publish = self._pending.popitem()[1]
@@ -178,7 +178,7 @@ class Publisher:
             return
         chunks = delivery.chunks
         if chunks is None:
-            # Its body was let go to save memory; it stays where it is for the next run.
+            # Its body was dropped to save memory; it stays where it is for the next run.
             self._outcome.unconfirmed(delivery, publish, "not-confirmed")
             return
         method = self._methods.get(publish.route) or self._method(publish.route)
@@ -235,7 +235,7 @@ class Publisher:
         if not multiple:
             self._answer(tag, taken)
             return
-        # Confirms come in multiples and out of order: some of these may have been answered one by one.
+        # Confirms come in multiples and out of order: some of these may have had a confirm of their own.
         last = min(tag, self._sequence)
         for sequence in range(self._first, last + 1):
             self._answer(sequence, taken)

@@ -1,4 +1,4 @@
-"""Which queues are quorum queues and which are streams: no method of AMQP asks for it, but a refusal names it."""
+"""Which queues are quorum queues and which are streams: no AMQP method shows the type, but a refusal names it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def quorum_queues(
 ) -> frozenset[str]:
     """Which of these are quorum queues; `otherwise` is the answer where the broker does not say.
 
-    `cut_off`, if it is another one, is the answer for queues that may be used, but have too long a name. `known` are
-    types that the management API has told: those queues are not asked for. With `refuse_streams` a stream is a
-    SettingsError: a get from it ends the connection, and with it what is taken from every other queue.
+    `cut_off` is the answer for queues whose name is too long, if it differs from `otherwise`. `known` has the types
+    that the management API has shown. With `refuse_streams` a stream is a SettingsError: a get from a stream ends the
+    connection, and with it what is taken from every other queue.
     """
     types = _types(connection, queues, known or {})
     streams = [queue for queue, kind in types.items() if kind == "stream"]
@@ -55,7 +55,7 @@ def quorum_queues(
 
 
 def types_by_api(api: Api, queues: Iterable[str]) -> dict[str, str]:
-    """The types of these queues, as far as the management API answers; after one failure it is not asked again."""
+    """The types of these queues, as far as the management API answers; the first failure ends the requests."""
     found: dict[str, str] = {}
     for queue in queues:
         try:
@@ -72,9 +72,9 @@ def types_by_api(api: Api, queues: Iterable[str]) -> dict[str, str]:
 
 
 def compare_types(connection: Connection, queues: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
-    """The types of these queues, whose wanted types are given; TopologyMismatch if one is of another type.
+    """The types of these queues; TopologyMismatch if a queue has another type than `queues` wants.
 
-    Where the broker does not tell, the type is taken to be the wanted one.
+    Where the broker does not say, the queue counts as having the wanted type.
     """
     for queue, kind in _types(connection, queues, known).items():
         if kind in _KNOWN_TYPES and kind != queues[queue]:
@@ -85,8 +85,8 @@ def compare_types(connection: Connection, queues: Mapping[str, str], known: Mapp
 def _types(connection: Connection, queues: Iterable[str], known: Mapping[str, str]) -> dict[str, str | None]:
     """The type of each queue; None if it is refused to us or not there, _CUT_OFF if the text was cut before the type.
 
-    The refusal of a consumer that only a stream can serve names the type; declaring the queue as another type would say
-    it only if no other argument differed. Each refusal stands in the broker's log.
+    The broker refuses a consumer that only a stream can serve, and names the type. A declaration with another type
+    would show it only if no other argument differed. Each refusal stands in the broker's log.
     """
     found: dict[str, str | None] = {}
     for queue in queues:

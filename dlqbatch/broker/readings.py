@@ -38,7 +38,7 @@ _CHANNEL_COLUMNS: Final = (
     "message_stats.ack,message_stats.deliver_no_ack,message_stats.get,message_stats.get_no_ack"
 )
 _MOST_EXCHANGES: Final = 200
-"""Exchanges that bindings are followed through in one run."""
+"""The most exchanges whose bindings are followed in a run."""
 _QUEUE_COLUMNS: Final = (
     "name,type,durable,auto_delete,exclusive,arguments,policy,consumers,state,messages,messages_ready,"
     "messages_unacknowledged,messages_delayed,messages_dlx,messages_by_priority,delayed_retry,delivery_limit,"
@@ -52,7 +52,7 @@ _HIDDEN: Final = "its consumers' channels are not shown: they are new, or this l
 
 
 class Readings:
-    """Made for one run: a queue is read anew each time; bindings, options and policies are asked for once."""
+    """Made for a single run: a queue is read anew each time; bindings, options and policies are read once."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Readings:
         self._letters: dict[str, DeadLetters | None] = {}
 
     def read(self, queues: Collection[str], at: datetime) -> dict[str, QueueReading]:
-        """One reading for each queue; those that nothing could be asked about are not in it."""
+        """A reading for each queue; a queue that neither the API nor AMQP could show is not in it."""
         found: dict[str, QueueReading] = {}
         channels: dict[str, Mapping[str, Any]] = {}
         for name in dict.fromkeys(queues):
@@ -171,13 +171,13 @@ class Readings:
         return self._targets[origin]
 
     def letters_of(self, queue: str) -> DeadLetters | None:
-        """Where its dead letters lead; None if that is too long a way."""
+        """Where its dead letters lead; None if the way is too long."""
         if queue not in self._letters:
             self._letters[queue] = follow(queue, self._keys.get(queue, {None}), self)
         return self._letters[queue]
 
     def describe(self, queue: str) -> tuple[QueueFacts, Mapping[str, Any]] | None:
-        """Its options with the policies in effect, and all else that the API tells; asked every time."""
+        """Its options with the policies in effect, and the whole answer of the API; requested every time."""
         answer = self._api.get("queues", self._api.vhost, queue, query=f"columns={_QUEUE_COLUMNS}")
         return None if answer is None else (self._policies.on(answer), answer)
 

@@ -8,8 +8,8 @@ from typing import Final
 from dlqbatch.errors import ChannelRefused, TopologyMismatch, TopologyMissing
 
 NO_PERMISSION, NOT_FOUND, LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
-"""Reply codes of a channel that the broker closes. 403 is also the answer to a consumer that wants a queue for itself
-while another one consumes from it; 405 concerns the exclusive queue of another connection."""
+"""Reply codes of a channel that the broker closes. 403 also refuses an exclusive consumer while the queue has another
+consumer; 405 concerns the exclusive queue of another connection."""
 
 is_of_one_key: Final = re.compile(r"ACCESS_REFUSED - (?:\w+ )?access to topic '").match
 """Whether a refusal to publish holds for a single routing key; only 4.3 says which access is meant."""

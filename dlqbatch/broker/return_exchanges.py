@@ -1,4 +1,4 @@
-"""The way back to each origin, prepared once per run on a channel where a refusal does no harm."""
+"""The way back to each origin: its return exchange is declared and bound once per run, where a refusal does no harm."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def _came_by_default_exchange(origin: Origin) -> bool:
 
 
 class Origins:
-    """What is known of each origin in this run; None from `route` means that it was not asked for, or is not there."""
+    """What is known of each origin in this run; `route` is None before `prepare`, and where the origin is not there."""
 
     def __init__(self, connection: Connection, *, touch: bool = True) -> None:
         self._connection = connection
         self._touch = touch
-        """Make return exchanges; a dry run only looks whether the origin is there, and what we may do."""
+        """Make return exchanges; a dry run only looks whether the origin is there, and whether we may publish."""
         self._ways: dict[str, _Way] = {}
         self._gone: set[str] = set()
         self._failed: set[str] = set()
@@ -53,9 +53,9 @@ class Origins:
         self._unwritable: frozenset[str] = frozenset()
         self.warnings: dict[str, None] = {}
         self.finds_alarms = False
-        """The first way that is prepared also tells whether the broker takes publishes at all: PublishingBlocked."""
+        """The first way that is prepared also shows whether the broker takes publishes at all: PublishingBlocked."""
         self.knows_homes = False
-        """The run can say which queue stands behind an exchange that led a message nowhere."""
+        """The run knows which queue a message failed in, also where its exchange led it nowhere."""
         self._nowhere: set[tuple[str, str]] = set()
         """Exchanges and keys that messages came back from as unroutable."""
         self._only_looked_for: set[str] = set()
@@ -144,9 +144,9 @@ class Origins:
             _log.warning(what, place=place, why=why)
 
     def tidy(self, until: float) -> None:
-        """Delete our exchanges whose queues are gone, as far as that can be done by then, when nothing is under way.
+        """Delete return exchanges whose queues are gone, until that time; only when nothing is under way.
 
-        One that is bound again stays: somebody has declared the queue anew.
+        A return exchange that is bound again stays: somebody has declared the queue anew.
         """
         left_over, self._left_over = self._left_over, []
         with self._connection.scratch() as scratch:
@@ -160,7 +160,7 @@ class Origins:
                         return
 
     def unwritable(self, exchanges: Iterable[str]) -> frozenset[str]:
-        """Those that take nothing from us. To learn it from a message would double what is under way beside it."""
+        """The exchanges that we may not publish to. A refused message would double what is under way with it."""
         with self._connection.scratch() as scratch:
             found = {exchange: self._publish_refusal(exchange, scratch) for exchange in sorted(exchanges)}
         refused = {exchange: why for exchange, why in found.items() if why is not None}
@@ -190,8 +190,8 @@ class Origins:
         if origin.queue is None:
             return self._through_exchange(origin, scratch)
         if _came_by_default_exchange(origin) and self._publish_refusal("", scratch) is None:
-            # Its consumer sees exactly the first delivery; one that publishes to the exchange of a delivery, as Celery
-            # does for a retry, needs no right on an exchange of ours.
+            # Its consumer sees exactly the first delivery. A consumer that publishes to the exchange of a delivery, as
+            # Celery does for a retry, needs no right on an exchange of ours.
             return self._directly(origin.queue, scratch)
         exchange = return_exchange(origin.queue)
         try:
@@ -201,7 +201,7 @@ class Origins:
             scratch.call_later("queue_declare", queue=origin.queue, passive=True)
             scratch.call_later("exchange_declare", exchange=exchange, exchange_type="fanout", durable=True)
             scratch.call_later("queue_bind", queue=origin.queue, exchange=exchange)
-            # There is no such binding to undo; but whoever may undo it may also publish to the exchange.
+            # There is no such binding; but who may unbind it may also publish to the exchange.
             scratch.call("exchange_unbind", destination=exchange, source=exchange)
             return _Way(exchange)
         except ChannelRefused as error:
@@ -222,7 +222,7 @@ class Origins:
         scratch.look("queue", queue)
         why = self._publish_refusal(exchange, scratch)
         if why is None:
-            # It is there, so that this makes nothing: it says whether it is one of ours.
+            # It is there, so this declares nothing new: it shows whether the exchange is ours.
             scratch.call("exchange_declare", exchange=exchange, exchange_type="fanout", durable=True)
         elif not why.is_gone:
             raise why
@@ -249,10 +249,10 @@ class Origins:
         return _Way(exchange)
 
     def _publish_refusal(self, exchange: str, scratch: Scratch) -> ChannelRefused | None:
-        """What keeps us from writing there; learned from a publish that is taken back.
+        """The broker's refusal of a publish to this exchange, which is rolled back; None if it takes it.
 
-        It goes out on a channel of its own: a refusal on the publishing channel would cost every publish that is under
-        way there.
+        The publish goes out on a channel of its own: a refusal on the publishing channel would cost every publish that
+        is under way there.
         """
         if exchange not in self._probed:
             self._probed[exchange] = None
@@ -262,6 +262,6 @@ class Origins:
                 del self._probed[exchange]
                 raise
             except ChannelRefused as refused:
-                # One that is about the key alone comes of a topic permission: the exchange itself is allowed.
+                # A refusal that is about the key alone comes from a topic permission: the exchange is allowed.
                 self._probed[exchange] = None if is_of_one_key(refused.text) else refused
         return self._probed[exchange]

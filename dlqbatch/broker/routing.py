@@ -115,7 +115,7 @@ class Routes:
         return True if source.type in BY_KEY else False if source.type in {"fanout", "headers"} else None
 
     def pattern(self, binding: BindingFacts) -> str | None:
-        """What the binding lets through, as a topic pattern; None if that cannot be said as one."""
+        """What the binding lets through, as a topic pattern; None if no topic pattern says that."""
         source = self._map.exchanges.get(binding.source)
         if source is None or source.type not in BY_KEY:
             return None
@@ -183,7 +183,7 @@ class DeadLetters(NamedTuple):
 
 
 def follow(queue: str, keys: Collection[str | None], readings: Readings) -> DeadLetters | None:
-    """The way of the queue's dead letters, whose routing keys are these; None if it is too long to be followed.
+    """Where the dead letters of the queue with these routing keys lead; None if the way is too long to be followed.
 
     A message whose routing key is not known has the key None.
     """
@@ -224,9 +224,9 @@ def follow(queue: str, keys: Collection[str | None], readings: Readings) -> Dead
 
 
 def _worth_following(found: Mapping[str, bool], queue: str, readings: Readings) -> list[str]:
-    """The queues to follow further: one that a job of ours takes from is enough, if it surely gets a copy.
+    """The queues to follow further; a queue that a job of ours takes from is enough, if it surely gets a copy.
 
-    The copies of a dead letter that others get, for an audit say, come back to nobody.
+    Copies of a dead letter for other queues, such as an audit, come back to nobody.
     """
     watched = next((name for name, is_sure in sorted(found.items()) if is_sure and readings.is_watched(name)), None)
     return sorted(found) if watched is None else sorted({watched, queue} & found.keys())
@@ -241,10 +241,10 @@ def _nowhere(exchange: str, key: str | None, *, is_there: bool) -> str:
 
 
 def may_drop(queue: QueueFacts, letters: DeadLetters | None) -> str:
-    """Why a message may leave the queue without a consumer's word and not be found again; empty if it may not.
+    """Why a message may leave the queue without a consumer's doing and be lost; empty if it may not.
 
-    What a queue dead-letters to where somebody looks is not dropped. What a consumer rejects in a queue without a
-    dead-letter exchange is discarded by that consumer's own word.
+    What the queue dead-letters to a queue is not dropped. What a consumer rejects in a queue without a dead-letter
+    exchange is discarded by that consumer.
     """
     expires = queue.number("expires")
     if expires is not None:

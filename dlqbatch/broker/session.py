@@ -1,6 +1,6 @@
-"""The one thing that a run holds of the broker: its connection, what is known of origins, and how far it may go.
+"""What a run holds of the broker: its connection, what is known of origins, and the bounds of the run.
 
-A run asks it for depths, then for one transfer (transfer.py), whose tally says what became of each message.
+A run reads the depths of its queues, then makes a transfer (transfer.py), whose tally says what became of each message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlqbatch.errors import BrokerLost, ChannelRefused, TopologyMissing
 _ANSWER_WITHIN: Final = 5.0
 """Seconds that a queue may take to find its leader."""
 _LAST_QUESTIONS: Final = 1.0
-"""Seconds after the end of a run in which another queue may still be asked about."""
+"""Seconds after the end of a run in which depths may still be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Session:
     published_to: frozenset[str] = frozenset()
     """Exchanges of ours that messages may go to, wherever they come from."""
     asks_empty_queues: bool = False
-    """Whether a queue that looks empty is asked for a message: only so is it known whether we may read it."""
+    """Whether a queue that looks empty gets a get: only a get shows whether we may read it."""
 
     @property
     def login(self) -> bytes:
@@ -51,10 +51,10 @@ class Session:
         return properties_limit(self.connection.frame_max)
 
     def depths(self, queues: Iterable[str], exchanges: Iterable[str]) -> tuple[Mapping[str, int], Mapping[str, str]]:
-        """What waits in each queue, and why it is not known of some.
+        """What waits in each queue, and for some queues why that is not known.
 
-        A quorum queue that has no leader for the moment is declared with a depth of 0; only a get tells it from an
-        empty one. What such a get finds is put back at once.
+        A quorum queue that has no leader for the moment is declared with a depth of 0; only a get distinguishes it from
+        an empty queue. A message that the get brings is put back at once.
         """
         found = depths(self.connection, queues, exchanges)
         doubtful = [queue for queue, depth in found.items() if not depth]
@@ -69,11 +69,11 @@ class Session:
             raise BrokerLost(tally.lost)
         led = [queue for queue, taken in tally.taken.items() if taken]
         counted = depths(self.connection, led, ())
-        # The one that was put back may not be counted yet; asking for one too many is answered with "empty".
+        # The message that was put back may not be counted yet; a get too many is answered with "empty".
         return {**found, **{queue: depth + 1 for queue, depth in counted.items()}}, tally.refused
 
     def depths_left(self, queues: Iterable[str]) -> Mapping[str, int]:
-        """The depths when all is done: without the queues that cannot be asked for, and within a second."""
+        """The depths when all is done: without the queues that are refused to us, and within a second."""
         if self.connection.blocked:
             return {}
         found: dict[str, int] = {}
@@ -149,7 +149,7 @@ def look_for(scratch: Scratch, kind: str, name: str) -> None:
     except ChannelRefused as refused:
         if refused.is_gone:
             raise TopologyMissing(kind, name) from refused
-        # From 4.3 on even looking takes some permission; for what we neither read nor write we need not have one.
+        # From 4.3 on even looking needs a permission; for what we neither read nor write we need none.
         if refused.code != NO_PERMISSION:
             raise
 

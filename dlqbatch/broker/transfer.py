@@ -22,13 +22,13 @@ from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.errors import BrokerLost, DlqbatchError
 
 WINDOW: Final = 512
-"""Messages under way at once: asked for, taken, published, confirmed before one that came earlier."""
+"""Messages under way at once: requested, taken, published, or confirmed before an earlier message."""
 MEMORY: Final = 28 * 1024 * 1024
-"""Bytes of bodies under way at once, unless one is larger; with fewer a large one costs the broker more."""
+"""Bytes of bodies under way at once, unless a single body is larger; a smaller limit makes large bodies slower."""
 _FIRST_GUESS: Final = 1024 * 1024
-"""Bytes that a body is taken to have before one was seen."""
+"""The assumed size in bytes of the first body."""
 _SECOND_GUESS: Final = 32 * 1024
-"""Bytes that the next body is taken to have once one was seen, unless that was larger."""
+"""The assumed size in bytes of the second body, unless the first was larger."""
 
 _BATCH: Final = 256
 """Messages that are stored in one transaction."""
@@ -67,11 +67,11 @@ class Bounds:
     """Seconds that confirms may still take once nothing more is taken."""
     max_bytes: int
     stopped: Callable[[], bool]
-    """A signal has asked for the end."""
+    """Whether a signal has requested the end."""
     progress: Callable[[int, int], None] = lambda _taken, _of: None
-    """Called now and then with how many were taken, and of how many."""
+    """Called now and then with the messages taken so far, and with how many will be taken."""
     last_answers: float = 5.0
-    """Seconds after that in which the broker may still answer what ends a run; then its connection is dropped."""
+    """Seconds after that in which the broker may still answer the close of channels; then the connection is dropped."""
 
     @property
     def end_at(self) -> float:
@@ -81,13 +81,13 @@ class Bounds:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the messages that one transfer took."""
+    """What became of the messages that a transfer took."""
 
     got: int = 0
     bytes: int = 0
     results: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     stopped_by: str | None = None
-    """bytes, time, signal or failure; None when everything asked for was taken."""
+    """bytes, time, signal or failure; None when everything that was wanted was taken."""
     lost: str | None = None
     """Why the connection went away, if it did."""
     failure: DlqbatchError | None = None
@@ -99,7 +99,7 @@ class Tally:
 
 
 class Transfer:
-    """One pass over some queues, or over a store; `handle` says for each delivery what is to be done with it."""
+    """A single pass over some queues, or over a store; `handle` says for each delivery what is to be done with it."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Transfer:
                 self._store_batch()
             self._go_on()
             self._connection.wire.flush()
-        # Where connecting and reading the policy have used up the time, nothing has looked at it yet.
+        # Connecting and reading the policy may have used up the time before the loop began.
         self._stop_if_due()
 
     def _is_done(self) -> bool:
@@ -191,7 +191,7 @@ class Transfer:
         )
 
     def _time_left(self) -> float:
-        """Seconds until what is under way is given up."""
+        """Seconds until what is under way is abandoned."""
         return self._give_up_at - time.monotonic()
 
     def _stop_if_due(self) -> None:
@@ -221,13 +221,13 @@ class Transfer:
         room = self._room() // len(active) if active else 0
         for fetch in self.fetches:
             fetch.flush()
-        # However large it is, one message that is never confirmed leaves room for one of each queue.
+        # A message that is never confirmed, however large, leaves room for a message of each queue.
         has_room = self._unanswered <= 1
         for fetch in active:
             fetch.ask(max(room, 1 if has_room and not fetch.outstanding and self._room_to_bound() > 0 else 0))
 
     def _room(self) -> int:
-        """How many more messages may be asked for within the window, the memory and the bound on bytes."""
+        """How many more messages may be requested within the window, the memory and the bound on bytes."""
         asked = sum(fetch.outstanding for fetch in self.fetches)
         confirmed = sum(fetch.ahead for fetch in self.fetches)
         kept = self._publisher.retained_bytes + self._parked_bytes + self._gathered_bytes
@@ -235,7 +235,7 @@ class Transfer:
         return max(int(min(WINDOW - asked - self._unanswered - confirmed, memory, self._room_to_bound())), 0)
 
     def _room_to_bound(self) -> int:
-        """How many more may be asked for, so that at most one body is larger than what is left of the bound."""
+        """How many more may be requested, so that at most one body is larger than what is left of the bound."""
         if not self._bytes_end:
             return 0
         left = (self._bytes_end - self.tally.bytes) / self._expected_size
@@ -249,21 +249,21 @@ class Transfer:
         tally.got += 1
         self._unanswered += 1
         if size != self._expected_size:
-            # Falls slowly and rises at once: one large body makes room for more like it.
+            # Falls slowly and rises at once: after a large body, more of its size are expected.
             before = _SECOND_GUESS if tally.got == 1 else self._expected_size * 0.75
             self._expected_size = max(size, before, 1024.0)
         self._follow(delivery)
 
     def _is_beyond(self, delivery: Delivery) -> bool:
-        """At the bound on bytes: whether it was reached before, so that this one goes back at the end of the run."""
+        """Whether the bound on bytes was reached before this message, so that it goes back at the end of the run."""
         size = delivery.body_size
         if self.tally.bytes - size >= self._bytes_end and isinstance(delivery.receipt, Gets):
-            # What a consumer brings is taken all the same: to put it back would cost it a delivery.
+            # What a consumer brings is taken all the same: put back, it would have one delivery more.
             self.tally.bytes -= size
             delivery.chunks = None
             return True
         if size >= self._max_bytes:
-            # It alone would end the run: only once it has moved, for one that is refused is met first by every run.
+            # It alone reaches the bound. The run ends once it has moved: a refused message comes first in every run.
             self.tally.bytes -= size
             self._bytes_end = 0
         elif self.tally.bytes >= self._max_bytes:

@@ -1,8 +1,8 @@
 """pika's connection with a frame loop of our own for the busy channels; this module alone knows pika's insides.
 
 pika decodes every frame into objects, slices its whole buffer for each, reads 4 KiB at a time and sends each frame
-with a system call of its own. A drain's frames are few kinds and many: they are handed to the channel that asked for
-them as offsets into what was read, and what is sent in answer to one read leaves in one write.
+with a system call of its own. A drain has many frames of few kinds: their channel gets them as offsets into the bytes
+that were read, and all answers to a read leave in a single write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FRAME_HEADER: Final = Struct(">BHI").unpack_from
 _HEADER_SIZE: Final = 7
 _FRAME_END: Final = 0xCE
 _LONGEST_FRAME: Final = 16 * 1024 * 1024
-"""Far above what was agreed on, for a broker adds to headers. A length beyond that is a lie, and fills the memory."""
+"""Far above the agreed size, because a broker adds to headers. A longer frame is no AMQP, and would fill the memory."""
 NOT_AMQP: Final = "it sent what is not AMQP"
 _READ_SIZE: Final = 256 * 1024
 _JOIN_LIMIT: Final = 32 * 1024
@@ -36,10 +36,10 @@ _READ_ON: Final = 2 * 1024 * 1024
 class Wire(SelectConnection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.busy: dict[int, Callable[[int, bytes, int, int], int]] = {}
-        """Who reads a channel: given frame type, buffer, start and end of the payload, it says where in the buffer what
-        it has read ends (it may read on, into its next frames); 0 leaves the frame to pika."""
+        """The reader of each channel. Called with frame type, buffer, start and end of the payload, it returns where it
+        stopped reading, which may be behind its next frames; 0 leaves the frame to pika."""
         self.after_read: Callable[[], None] | None = None
-        """Called once after all frames of one read were handled."""
+        """Called after all frames of a read were handled."""
         self.failure: BaseException | None = None
         self._unread: list[bytes] = []
         self._unread_size = 0
@@ -52,7 +52,7 @@ class Wire(SelectConnection):
         super().__init__(*arguments, **options)
 
     def abort(self) -> None:
-        """Drop the socket without a word; it takes a turn of the loop or two."""
+        """Drop the socket without closing the connection; it takes a turn of the loop or two."""
         if not self.is_closed:
             self._terminate_stream(StreamLostError("given up"))
 
@@ -61,7 +61,7 @@ class Wire(SelectConnection):
         self._outbox.append(frames)
 
     def forget(self, channel: int) -> None:
-        """The channel is closed: nobody reads it, and what waits to be sent on it must not be sent.
+        """Drop the reader of a closed channel, and what waits to be sent on it.
 
         The broker's close is answered at once; a frame behind that answer would cost the whole connection.
         """
@@ -121,8 +121,8 @@ class Wire(SelectConnection):
         if not isinstance(transport._sock, SSLSocket):  # noqa: SLF001  (pika shows it nowhere)
             self._socket = transport._sock  # noqa: SLF001  (pika has no public way)
         transport._MAX_RECV_BYTES = _READ_SIZE  # noqa: SLF001  (pika offers no way to set it)
-        # One read, and the run looks up: where a database works after each, the next confirms are there before it is
-        # done, and no signal and no bound on time would be seen until all is sent.
+        # A single read for each turn of the loop. While a database works after each read, the next confirms arrive, and
+        # pika would read on and on: no signal and no bound on time would be seen.
         transport._MAX_CONSUME_BYTES = 1  # noqa: SLF001  (pika has no public way)
         super()._proto_connection_made(transport)
 
