@@ -1,4 +1,4 @@
-"""The table dlq_event_config: a run of drain reads it once into its policy, and people edit it."""
+"""The table dlq_event_config: a drain reads it once into its policy, and people edit it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EventConfig:
         self._engine = engine
 
     def read(self) -> list[EventRow]:
-        """All rows by id, in one SELECT; no other right is needed."""
+        """All rows by id, in a single SELECT; no other right is needed."""
         with reading(self._engine, for_policy=True) as connection:
             found = connection.execute(select(TABLE).order_by(TABLE.c.id)).all()
         for row in found:
@@ -43,7 +43,7 @@ class EventConfig:
                     f"row {row.id} of {EVENT_TABLE} holds name {row.name!r} and max_retries {row.max_retries!r}, "
                     "which are not a text and a whole number",
                 )
-            # Nor does an `int primary key` there keep NULL out. The highest id counts, so each row needs one.
+            # SQLite also lets NULL into an `int primary key`. The highest id counts, so each row needs an id.
             if type(row.id) is not int:
                 raise DatabaseUnreadable(
                     where(self._engine.url),
@@ -52,13 +52,13 @@ class EventConfig:
         return [EventRow(*row) for row in found]
 
     def set(self, name: str, max_retries: int | None) -> EventRow:
-        """Change the row that counts for this name, or add one; None asks for the default number."""
+        """Change the row that counts for this name, or add a row; None stands for the default number."""
         _check_name(name)
         if max_retries is not None and not 0 <= max_retries <= _MOST_RETRIES:
             raise SettingsError(f"max_retries of '{name}' is {max_retries}; it is a number from 0 to {_MOST_RETRIES}")
         with writing(self._engine, for_policy=True) as connection:
             if connection.dialect.name == "postgresql":
-                # Two that choose an id at once would choose the same one. Readers go on; other programs' writers wait.
+                # Two writers at once would choose the same id. Readers go on; other writers wait.
                 connection.execute(text(f"LOCK TABLE {EVENT_TABLE} IN SHARE ROW EXCLUSIVE MODE"))
             row_id = connection.scalar(select(func.max(TABLE.c.id)).where(TABLE.c.name == name))
             if row_id is None:
@@ -68,7 +68,7 @@ class EventConfig:
         return EventRow(row_id, name, max_retries)
 
     def remove(self, name: str) -> int:
-        """Delete every row of this name; says how many there were."""
+        """Delete every row of this name, and return how many there were."""
         _check_name(name)
         with writing(self._engine, for_policy=True) as connection:
             return connection.execute(delete(TABLE).where(TABLE.c.name == name)).rowcount
@@ -95,7 +95,7 @@ def _insert(connection: Connection, name: str, max_retries: int | None) -> int:
 
 
 def _numbers_itself(connection: Connection) -> bool:
-    """Whether the id comes from a sequence, which would collide later with an id that we chose beside it."""
+    """Whether the id comes from a sequence, which would later collide with an id that we chose."""
     if connection.dialect.name != "postgresql":
         return False
     query = text(
@@ -106,7 +106,7 @@ def _numbers_itself(connection: Connection) -> bool:
 
 
 def load_policy(settings: Settings) -> Policy:
-    """The table and the properties as one policy; PolicyMissing rather than a policy that dead-letters everything."""
+    """The policy of table and properties; PolicyMissing where it would dead-letter everything."""
     rows: list[EventRow] = []
     try:
         rows = event_config(settings).read()
@@ -127,5 +127,4 @@ def load_policy(settings: Settings) -> Policy:
 
 
 def event_config(settings: Settings) -> EventConfig:
-
     return EventConfig(engine_for(settings))

@@ -1,4 +1,4 @@
-"""Which events are retried, and how often: the rows of dlq_event_config and the properties as one policy."""
+"""Which events are retried, and how often, by the rows of dlq_event_config and by the properties."""
 
 from __future__ import annotations
 
@@ -118,6 +118,6 @@ def _warnings(
 
 
 def _first(things: Sequence[int] | Sequence[str]) -> str:
-    """Names a few; a table full of the same slip is still one line in the log."""
+    """The first few by name: a table full of the same mistake is a single line in the log."""
     left = len(things) - _NAMED_IN_A_WARNING
     return ", ".join(map(str, things[:_NAMED_IN_A_WARNING])) + (f" and {left} more" if left > 0 else "")

@@ -1,4 +1,4 @@
-"""A drain is put together from the settings; the loop over its messages is in run.py."""
+"""Build a drain from the settings; the loop over its messages is in run.py."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _drain(
         if run_options.dry_run and quorum:
             notes[:0] = LOOKING_COSTS
         drained, without_home = readiness.with_home_queues(connection, drained)
-        # Messages go to these exchanges whatever they are; the ways back to their origins are looked at one by one.
+        # Messages of any origin go to these exchanges; the way back to each origin is checked when it is needed.
         published_to = frozenset(route.exchange for kind in drained for route in (kind.dead(), kind.delay("event", 1)))
         report = Drain(
             broker=Session(connection, origins, bounds, quorum, (*notes, *without_home), published_to),
@@ -91,7 +91,7 @@ def _drain(
             load_policy=partial(load_policy, settings),
             max_messages=settings.max_messages,
             dry_run=run_options.dry_run,
-            # While a delay is being changed nothing is bound; whoever changes it binds again what it has moved.
+            # While a delay is being changed nothing is bound; the command that changes it binds again what it moved.
             find_obstacles=partial(
                 readiness.obstacles,
                 connection,
@@ -108,7 +108,7 @@ def _drain(
         _declared.pop(known, None)
         return _drain(settings, run_options, connection, kinds, bounds)
     if "unroutable" in report.reasons:
-        # A binding into a delay queue may be gone, which no declaration is asked to make while a delay is changed.
+        # A binding into a delay queue may be gone; it is not declared while a delay is being changed.
         _declared.pop(known, None)
         if declared is not None and declared.may_declare and not run_options.dry_run and not connection.is_closing:
             _bind_everything(connection, kinds)
@@ -122,7 +122,7 @@ def load_policy(settings: Settings) -> Policy:
 
 
 def _bind_everything(connection: Connection, kinds: tuple[Kind, ...]) -> None:
-    """For the next run: what this one has left is in its queue already, whatever comes of it."""
+    """Declare and bind again for the next run; an error is only logged, because this run is over."""
     try:
         if not declare.changing(connection):
             matched(connection, kinds, declare.declare)

@@ -38,16 +38,16 @@ class Declared:
 
     may_declare: bool
     types: dict[str, str] = field(default_factory=dict)
-    """The types of queues that the drain reads and may not declare, as far as the broker was asked for them."""
+    """The types of queues that the drain reads and may not declare, as far as they are known."""
 
 
 class Obstacles(NamedTuple):
-    """What keeps messages from being moved as the policy decides."""
+    """The reasons why messages cannot be moved as the policy decides."""
 
     not_read: Mapping[str, str] = {}
-    """Queues that are left alone for now, and why."""
+    """The queues that are not read, and why."""
     closed: Mapping[str, Mapping[int, str]] = {}
-    """The tiers that nothing may be sent to, by queue, and why."""
+    """The tiers that nothing may be sent to, by queue, with the reason."""
     warnings: tuple[str, ...] = ()
 
 
@@ -69,8 +69,8 @@ def quorum_queues_of(
 ) -> frozenset[str]:
     """Which of the queues that are read are quorum queues; TopologyMismatch if the settings say another type.
 
-    A declaration that succeeded has shown the types. For a login that may not declare the management API is asked about
-    the queues that hold messages; where it is silent a refused consumer tells, which is a line in the broker's log.
+    A declaration that succeeded has shown the types. For a login that may not declare, the management API shows the
+    types of queues that hold messages; without it a refused consumer does, which is a line in the broker's log.
     """
     wanted = {source.queue: kind.queue_type for kind in drained for source in kind.sources}
     declared = declared or Declared(may_declare=False)
@@ -96,13 +96,13 @@ def obstacles(
     concerned = [kind for kind in drained if any(source.queue in queues for source in kind.sources)]
     not_read: dict[str, str] = {}
     if any(isinstance(kind, PerQueue) and kind.has_delay for kind in concerned) and declare.changing(connection):
-        # What is published by its name into a delay queue that is being emptied nobody could turn aside.
+        # What is published by name into a delay queue that is being emptied could not be redirected.
         concerned, not_read = without_changing_delays(connection, concerned)
     if is_bound or not concerned:
         return Obstacles(not_read)
     delay_queues = _delay_queues(concerned)
     ways_out = {binding for kind in concerned for binding in kind.ways_out.values()}
-    # Without delay queues' own bindings, as `declare.is_ready`. Who may not declare may still bind what matters.
+    # Without the bindings of delay queues, as in `declare.is_ready`. A login may bind although it may not declare.
     others = {one for one in whole(concerned).bindings if one.queue not in delay_queues}
     every = others | ways_out if declared is None or declared.may_declare else ways_out
     # In a warm process the login may have lost the right to the others meanwhile.
@@ -114,7 +114,7 @@ def obstacles(
 def _unbound(
     concerned: Sequence[Drained], ways_out: Collection[Binding], api: Api, not_read: Mapping[str, str]
 ) -> Obstacles:
-    """Only bindings that the management API shows are relied on."""
+    """The tiers whose way out the management API does not show are closed."""
     from dlqbatch.topology.inspect import Reader  # noqa: PLC0415  (a cold start)
 
     reader = Reader(api)
@@ -136,7 +136,7 @@ def _unbound(
 
 
 def without_changing_delays(connection: Connection, kinds: Sequence[Drained]) -> tuple[list[Drained], dict[str, str]]:
-    """Those to work on while a delay is being changed, and by queue why the others are not read."""
+    """What is drained while a delay is being changed, and by queue why the rest is not read."""
     delaying = [kind for kind in kinds if isinstance(kind, PerQueue) and kind.has_delay]
     relays = declare.existing(connection, [relay_of(kind.delay_queue) for kind in delaying])
     not_read = {
@@ -148,7 +148,7 @@ def without_changing_delays(connection: Connection, kinds: Sequence[Drained]) ->
 
 
 def with_home_queues(connection: Connection, drained: Sequence[Drained]) -> tuple[list[Drained], list[str]]:
-    """Those whose messages have a queue to come back to: one that is missing would cost what leaves its delay queue."""
+    """What can be drained because its home queue is there: without it, what leaves the delay queue would be lost."""
     kept: list[Drained] = []
     warnings: list[str] = []
     for kind in drained:

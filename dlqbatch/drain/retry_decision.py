@@ -1,4 +1,8 @@
-"""What becomes of one message, by the policy and the time. Nothing here does I/O or raises."""
+"""Whether a failed message is delayed, returned or dead-lettered, by the policy and the time.
+
+A first stage delays it in the tier of its next retry, or dead-letters it when its retries are exhausted; after the tier
+it is returned. Nothing here does I/O or raises.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ NOT_CONFIGURED = "not-configured"
 
 
 class Delay(NamedTuple):
-    """Wait in a tier of the ladder, then return."""
+    """Wait in this tier of the ladder, then come back to a drain and be returned."""
 
     journey: Journey
     event: str
@@ -65,9 +69,10 @@ Decision = Delay | Return | DeadLetter
 
 
 class Events(Protocol):
-    """The policy: how often an event is retried; None if it is not configured."""
+    """The policy."""
 
-    def max_retries(self, event: str, /) -> int | None: ...
+    def max_retries(self, event: str, /) -> int | None:
+        """How often the event is retried; None if it is not configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +83,9 @@ class Rules:
     trust: Trust = field(default_factory=Trust)
     max_trips: int = 100
     return_to_queue: bool = True
-    """Return to the one queue a message failed in; otherwise to its exchange, where every subscriber sees it again."""
+    """Return to the queue that a message failed in; otherwise to its exchange, where every subscriber sees it again."""
     home: str | None = None
-    """The one queue that the delay leads back to; None if the way back is the message's own."""
+    """The queue that the delay leads back to; None if each message returns to its own origin."""
 
 
 def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
@@ -93,7 +98,7 @@ def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
     new_id: Callable[[], str],
     digest: Digest,
 ) -> Decision:
-    """The first of these rules that matches decides; `now` is in seconds since 1970."""
+    """The decision of the first rule that matches; `now` is in seconds since 1970."""
     headers = envelope.headers
     if headers is None:
         return DeadLetter(Journey(id=new_id(), retries=None, trips=1), MALFORMED, "its headers cannot be read")
@@ -110,14 +115,14 @@ def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
         unknown = journey._replace(id=journey.id or new_id(), trips=journey.trips + 1)
         return DeadLetter(unknown, ORIGIN_UNKNOWN, found.why, shows_detail=bool(found.why))
     if journey.attempt is not None and _repeats_an_attempt(journey, found, rules):
-        # Among copies of one that we sent through an exchange, the origin tells the dead store which one failed.
+        # Where we sent it through an exchange, it has copies. The origin shows the dead store which copy failed.
         journey = journey._replace(id=journey.id or new_id(), trips=journey.trips + 1, origin=found.origin)
         return DeadLetter(journey, TOO_MANY_TRIPS if journey.trips > rules.max_trips else ATTEMPT_FAILED)
     journey = journey_of_failure(journey, found, rules.trust, now, new_id, to_queue=rules.return_to_queue)
     if journey.trips > rules.max_trips:
         return DeadLetter(journey, TOO_MANY_TRIPS)
     if rules.home is not None and found.origin.queue != rules.home:
-        # Its delay queue would bring it to a consumer that has never seen it.
+        # The delay queue would bring it to a consumer that has never seen it.
         elsewhere = f"it failed in '{found.origin.name}', and from here messages return to '{rules.home}' alone"
         return DeadLetter(journey, ORIGIN_UNKNOWN, elsewhere, shows_detail=True)
     event = found.origin.key
@@ -138,7 +143,7 @@ def _with_retries(journey: Journey, retries: int) -> Journey:
 
 
 def _repeats_an_attempt(journey: Journey, found: Found, rules: Rules) -> bool:
-    """It is the retry of the dead store, or a copy of it that another subscriber got with it and failed at as well."""
+    """Whether it is a retry of the dead store, or a copy of that retry at which another subscriber failed too."""
     if found.identity is Identity.COPY:
         return not rules.return_to_queue
     return found.identity is Identity.SAME and journey.origin is not None
@@ -148,8 +153,8 @@ def _after_a_tier(headers: Headers, journey: Journey, rules: Rules, now: int, ne
     trust = rules.trust
     died = deaths(headers)
     if not died or any(death.queue not in trust.own_queues for death in died):
-        # What a first stage sends to a delay queue has died there alone when it is here. This one came past every first
-        # stage, so that none has counted the trip.
+        # What a first stage sent to a delay queue has no other death than that. This message came past every first
+        # stage, so no first stage has counted the trip.
         journey = journey._replace(trips=journey.trips + 1)
     if journey.origin is None:
         journey = with_origin_of_deaths(headers, journey, trust, now)
@@ -164,7 +169,7 @@ def _after_a_tier(headers: Headers, journey: Journey, rules: Rules, now: int, ne
 
 
 def origin_gone(decision: Return) -> DeadLetter:
-    """What becomes of a return whose queue or exchange the broker says does not exist."""
+    """The decision where the broker says that the queue or exchange of a return does not exist."""
     return DeadLetter(decision.journey, ORIGIN_GONE)
 
 

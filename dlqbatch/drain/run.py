@@ -1,4 +1,4 @@
-"""The main loop of a drain: each message that failed is decided by the policy and moved or left, once, in bounds."""
+"""The main loop of a drain: decide for each message that failed, and move or leave it, within the bounds of the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Drain:
     origins: Origins
     topologies: Sequence[Drained]
     rules: Rules
-    """The rules that hold for every topology; each adds its own tiers and its way home."""
+    """The rules that hold for every topology; each topology adds its tiers and its home queue."""
     load_policy: Callable[[], Policy]
     """Called at most once, and only when there are messages; if it raises, none was touched."""
     max_messages: int
@@ -63,16 +63,16 @@ class Drain:
     def run(self) -> Report:
         started = time.monotonic()
         sources = [source.queue for topology in self.topologies for source in topology.sources]
-        # All exchanges: what leaves a delay queue towards a missing one is dropped by the broker without a word.
+        # All exchanges: the broker silently drops what leaves a delay queue towards a missing exchange.
         exchanges = sorted({exchange for topology in self.topologies for exchange in topology.exchange_names})
         depths, unknown = self.broker.depths(sources, exchanges)
         waiting = [queue for queue, depth in depths.items() if depth]
         obstacles = self.find_obstacles(waiting) if waiting else Obstacles()
         depths = {queue: depth for queue, depth in depths.items() if queue not in obstacles.not_read}
-        turn = os.urandom(1)[0]  # a clock would give runs that start every minute the same one
+        turn = os.urandom(1)[0]  # by a clock, runs that start every minute would have the same turn
         takes = {queue: limit for queue, limit in share(self.max_messages, depths, turn).items() if limit}
         spare = self.max_messages - sum(takes.values())
-        policy = self.load_policy() if takes or self.dry_run else None  # a dry run shows whether there is one
+        policy = self.load_policy() if takes or self.dry_run else None  # a dry run shows whether the policy can be read
         tally, left, preview, warnings = Tally(), depths, [], []
         if takes and policy is not None:
             handler = _Handler(self, policy, obstacles.closed)
@@ -103,21 +103,21 @@ class Drain:
 
 
 class _Lane(NamedTuple):
-    """What a queue's messages are decided by, and where they go."""
+    """The rules and the ways for the messages of a queue."""
 
     topology: Drained
     rules: Rules
     first_stage: bool
     closed: Mapping[int, str]
-    """Tiers that nothing may be sent to now, and why."""
+    """The tiers that nothing may be sent to now, with the reason."""
     delay: Callable[[str, int], Route]
     """The topology's own `delay`, which keeps its last results: the same few events come again and again."""
     delayed: str
-    """What a message counts as that is sent there: without a delay queue it is returned at once."""
+    """The count of a message that is sent there: without a delay queue it is returned at once."""
 
 
 class _Handler:
-    """One message after another: read, decide, say what is to be done. The hot path; it waits for nothing."""
+    """Reads a message, decides, and says what is to be done. The hot path; it waits for nothing."""
 
     def __init__(self, drain: Drain, events: Events, closed: Mapping[str, Mapping[int, str]]) -> None:
         self.preview: list[dict[str, str]] = []
@@ -170,7 +170,7 @@ class _Handler:
             if lane.closed and decision.tier in lane.closed:
                 return Hold(LEFT, lane.closed[decision.tier])
             route = lane.delay(decision.event, decision.tier)
-            # From a tier it comes to us again; the delay queue of a single queue leads back to that.
+            # From a tier it comes to a drain again; the delay queue of a home queue leads straight back to it.
             known_by = None if lane.rules.home is None else digest()
             limit = self._limit - _ROOM_FOR_A_DEATH
             properties = self._stamp(envelope, decision.journey, limit=limit, digest=known_by)
@@ -180,7 +180,7 @@ class _Handler:
             return self._return(envelope, decision, lane, now, digest)
         elif isinstance(decision, DeadLetter):
             self._log_unusual(decision.reason, decision.journey, decision.detail)
-            # It is known again also where somebody moves it back by hand.
+            # The digest identifies it also where somebody moves it back by hand.
             properties = self._stamp(
                 envelope, decision.journey, limit=self._limit, digest=digest(), reason=decision.text, dead_at=now
             )
@@ -208,7 +208,7 @@ class _Handler:
         return AwaitOrigin(origin)
 
     def _unroutable(self, envelope: Envelope, decision: Return, lane: _Lane, now: int, digest: Digest) -> Instruction:
-        """The exchange is there and leads nowhere: the queue that the message failed in may be gone."""
+        """Decide where the exchange is there and leads nowhere: the queue that the message failed in may be gone."""
         home = decision.journey.origin
         if home is None or home.queue is None:
             return Hold(LEFT, ORIGIN_UNROUTABLE)
@@ -224,7 +224,7 @@ class _Handler:
         return Hold(LEFT, HEADERS_TOO_LARGE)
 
     def _log_unusual(self, reason: str, journey: Journey, detail: str = "") -> None:
-        """A log line for what is out of the ordinary, until there are too many of a kind to be read."""
+        """Log what is unusual, up to a number of lines for each reason."""
         if reason in _ORDINARY:
             return
         self._logged[reason] += 1
