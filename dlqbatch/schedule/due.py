@@ -9,8 +9,7 @@ from itertools import islice, pairwise
 from typing import Any, Final
 
 from dlqbatch.settings import Settings
-from dlqbatch.settings.cron import cron_trigger
-from dlqbatch.settings.schedule_options import OFF
+from dlqbatch.settings.schedule_options import OFF, cron_trigger
 from dlqbatch.settings.values import duration
 
 JOBS: Final = ("drain", "ingest", "lifecycle", "monitor", "retain", "check")

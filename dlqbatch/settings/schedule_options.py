@@ -1,24 +1,27 @@
-"""The options of `dlqbatch schedule`: when each job runs, when more drains are started, where its health is told."""
+"""The options of `dlqbatch schedule`: when each job runs, when more runs are started, and where its health is read."""
 
 from __future__ import annotations
 
 import re
-from datetime import timedelta
-from typing import Annotated, Final
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from dlqbatch.settings.cron import FIELDS, cron_trigger
 from dlqbatch.settings.values import Options, duration, number_option, option
 
 OFF: Final = "off"
 _LEAST: Final = timedelta(seconds=1)
 _LONGEST: Final = timedelta(days=366)
 _CRON: Final = re.compile(r"[a-z0-9*/, -]{9,200}")
+_CRON_FIELDS: Final = 5
+_WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_PART: Final = re.compile(r"(?:\*|(?P<first>[a-z]{3}|\d)(?:-(?P<last>[a-z]{3}|\d))?)(?:/(?P<step>\d))?")
 
 
-def occasions(value: str) -> str:
+def when(value: str) -> str:
     """Refuse what is neither a time, a cron expression nor `off`; the text stays as it is."""
     text = " ".join(value.split()).lower()
     if text == OFF:
@@ -30,13 +33,65 @@ def occasions(value: str) -> str:
         if interval > _LONGEST:
             raise ValueError("is more than a year")
         return text
-    if len(text.split()) != FIELDS or not _CRON.fullmatch(text):
-        raise ValueError(f"must be {_OCCASIONS}")
+    if len(text.split()) != _CRON_FIELDS or not _CRON.fullmatch(text):
+        raise ValueError(f"must be {_WHEN}")
     try:
         cron_trigger(text, "UTC")
     except ValueError as error:
         raise ValueError(f"is no cron expression: {error}") from None
     return text
+
+
+def cron_trigger(expression: str, time_zone: str) -> Any:
+    """A trigger of APScheduler for an expression as cron understands it; ValueError says what is wrong with it.
+
+    APScheduler's own reading (`CronTrigger.from_crontab`) differs from cron's: there 0 is a Monday, and a day of the
+    month and a day of the week have to come together. For cron 0 and 7 are Sundays, and one of the two days is enough.
+    """
+    from apscheduler.triggers.combining import OrTrigger  # noqa: PLC0415  (only for those who write an expression)
+    from apscheduler.triggers.cron import CronTrigger  # noqa: PLC0415  (for the scheduler only)
+
+    minute, hour, day, month, weekday = expression.split()
+    time = {"minute": minute, "hour": hour, "month": month, "timezone": time_zone}
+    named = _weekdays(weekday)
+    # As in cron, a field that begins with * sets no day of its own.
+    if day.startswith("*") or weekday.startswith("*"):
+        trigger = CronTrigger(**time, day=day, day_of_week=named)
+    else:
+        trigger = OrTrigger([CronTrigger(**time, day=day), CronTrigger(**time, day_of_week=named)])
+    if trigger.get_next_fire_time(None, datetime.now(UTC)) is None:
+        raise ValueError("such a day never comes")
+    return trigger
+
+
+def _weekdays(field: str) -> str:
+    if field == "*":
+        return field
+    return ",".join(dict.fromkeys(name for part in field.split(",") for name in _named(part)))
+
+
+def _named(part: str) -> Iterator[str]:
+    found = _PART.fullmatch(part)
+    if found is None:
+        raise ValueError(f"'{part}' is no day of the week; 0 and 7 are Sunday, or write sun, mon, tue")
+    step = int(found["step"] or 1)
+    first, last = 0, 6
+    if found["first"] is not None:
+        first = _number(found["first"])
+        last = _number(found["last"]) if found["last"] else 6 if found["step"] else first
+    if last < first:
+        last += 7  # from Friday to Monday, or to a Sunday written as sun or 0
+    if not step:
+        raise ValueError(f"'{part}' makes steps of 0")
+    yield from (_WEEKDAYS[number % 7] for number in range(first, last + 1, step))
+
+
+def _number(day: str) -> int:
+    if day in _WEEKDAYS:
+        return _WEEKDAYS.index(day)
+    if not day.isdigit() or int(day) > len(_WEEKDAYS):
+        raise ValueError(f"'{day}' is no day of the week; 0 and 7 are Sunday, or write sun, mon, tue")
+    return int(day)
 
 
 def address(value: str) -> str:
@@ -52,21 +107,21 @@ def address(value: str) -> str:
     return value
 
 
-Occasions = Annotated[str, AfterValidator(occasions)]
+When = Annotated[str, AfterValidator(when)]
 Duration = Annotated[timedelta, BeforeValidator(duration)]
 
-_OCCASIONS = "a time with its unit, such as 60s or 5m, a cron expression of five fields, such as 0 3 * * *, or off"
+_WHEN = "a time with its unit, such as 60s or 5m, a cron expression of five fields, such as 0 3 * * *, or off"
 
 
 class ScheduleOptions(Options):
     """Part of `Settings`."""
 
-    schedule_drain: Occasions = option("60s", "When `schedule` runs drain.", _OCCASIONS)
-    schedule_ingest: Occasions = option("30s", "When `schedule` runs ingest.", _OCCASIONS)
-    schedule_lifecycle: Occasions = option("30s", "When `schedule` runs lifecycle.", _OCCASIONS)
-    schedule_monitor: Occasions = option("60s", "When `schedule` runs monitor.", _OCCASIONS)
-    schedule_retain: Occasions = option("0 3 * * *", "When `schedule` runs retain.", _OCCASIONS)
-    schedule_check: Occasions = option("off", "When `schedule` runs check.", _OCCASIONS)
+    schedule_drain: When = option("60s", "When `schedule` runs drain.", _WHEN)
+    schedule_ingest: When = option("30s", "When `schedule` runs ingest.", _WHEN)
+    schedule_lifecycle: When = option("30s", "When `schedule` runs lifecycle.", _WHEN)
+    schedule_monitor: When = option("60s", "When `schedule` runs monitor.", _WHEN)
+    schedule_retain: When = option("0 3 * * *", "When `schedule` runs retain.", _WHEN)
+    schedule_check: When = option("off", "When `schedule` runs check.", _WHEN)
     schedule_jitter: Annotated[Duration, Field(ge=timedelta(0), le=timedelta(hours=1))] = option(
         timedelta(seconds=2),
         "By how much at most `schedule` delays a start at random, so that not all come at once.",

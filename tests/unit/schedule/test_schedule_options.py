@@ -13,7 +13,7 @@ from dlqbatch.errors import SettingsError
 from dlqbatch.schedule.due import due_jobs
 from dlqbatch.schedule.scheduler import Scheduler
 from dlqbatch.settings import load
-from dlqbatch.settings.cron import cron_trigger
+from dlqbatch.settings.schedule_options import cron_trigger
 
 if TYPE_CHECKING:
     from dlqbatch.schedule.due import Due
