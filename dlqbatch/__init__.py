@@ -10,4 +10,4 @@ Folders, downhill only: cli -> schedule, demo -> the jobs and commands -> broker
 """
 
 __version__ = "0.1.0"
-"""The one place that says it: pyproject.toml reads it here, and a test holds the files in deploy/ to it."""
+"""The version of the package: pyproject.toml reads it here, and a test compares the files in deploy/ with it."""

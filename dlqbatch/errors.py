@@ -20,9 +20,9 @@ DlqbatchError                   carries `exit_code`: what the command line ends 
 └── beside what they are about:
     ├── RuleRefused, MoveRefused, EditRefused, NotUnderstood, NoSuchPlan, PlanRefused, ChangeNotSafe,
     │   HealthAddressRefused                                                                           (2)
-    │                           what was asked for cannot be: nothing was changed
+    │                           the request cannot be carried out: nothing was changed
     ├── NoSuchMessage, NoSuchCopy, NotEditable, NothingEdited, EditorFailed, Unhealthy, ChangeUnderWay   (1)
-    │                           it could be, but not as things stand
+    │                           it can be, but not in the present state
     ├── ChangeCutOff         (4)
     │                           it was begun; the same command goes on with it
     ├── ArchiveDamaged, ColdStorageFailed, FileNotWritten   (1)
@@ -164,7 +164,7 @@ class CommitUnanswered(DatabaseUnreadable):
 
 
 class DatabaseLost(DatabaseUnreadable):
-    """Messages were sent, and what became of them cannot be told."""
+    """Messages were sent, and their outcomes could not be stored."""
 
     def __init__(self, where: str, why: str, sent: int) -> None:
         super().__init__(where, why)

@@ -1,4 +1,4 @@
-"""One run of a job: what is asked of it, its bounds, and its report.
+"""One run of a job: its options, its bounds, and its report.
 
 Each job is the function of its name in `dlqbatch.NAME.job`, and is loaded by the run that needs it.
 """
@@ -109,13 +109,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What is asked of one run, beside the settings."""
+    """The options of one run that are not settings."""
 
     dry_run: bool = False
     seconds_left: float | None = None
     """The seconds, counted from `at`, until the platform ends the process, if it does."""
     stopped: Callable[[], bool] = lambda: False
-    """Whether a signal has asked for the end."""
+    """Whether a signal has requested the end."""
     progress: Callable[[int, int], None] = lambda _taken, _of: None
     """Called now and then with how many messages were taken, and of how many."""
     at: float = field(default_factory=time.monotonic)

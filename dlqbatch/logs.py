@@ -52,7 +52,7 @@ def plain(text: str, limit: int | None = None) -> str:
 
 
 def hide(secrets: Iterable[str]) -> None:
-    """From now on these are masked wherever they stand; too short a one would take half of every line along."""
+    """Mask these texts from now on, except short ones, which may be parts of common words."""
     _hidden.update(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
 
 

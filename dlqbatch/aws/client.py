@@ -28,7 +28,7 @@ INSTALL: Final = "pip install 'dlqbatch[aws]', or in a checkout: pip install -r 
 _LONGEST_WHY: Final = 300
 _REGION_PART: Final = 3
 
-# Words for a person instead of boto3's own, which may hold addresses with passwords.
+# Texts that replace boto3's own, which may hold addresses with passwords.
 _WORDS: Final = {
     "NoCredentialsError": "no AWS credentials were found; give the function a role, or set AWS_PROFILE",
     "PartialCredentialsError": "the AWS credentials are incomplete; both the key and its secret are needed",

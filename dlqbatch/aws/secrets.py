@@ -27,7 +27,7 @@ log = logs.get(__name__)
 SECONDS: Final = 5.0
 # Seconds; a run a minute then asks 96 times a day, which costs about a cent a month.
 MOST_AGE: Final = 15 * 60.0
-# Seconds until AWS is asked again after it could not answer.
+# Seconds before the next request after one without an answer.
 _SOON: Final = 60.0
 _CONNECTED_TO: Final = ("broker_url", "database_url", "management_url")
 _ACTION: Final = "secretsmanager:GetSecretValue"
@@ -47,7 +47,7 @@ _ELSE: Final = f"It takes the permission {_ACTION}, the right region, and a way 
 
 
 class SecretUnreadable(DlqbatchError):
-    """AWS does not hand the secret out, or cannot be asked."""
+    """AWS refuses to return the secret, or does not answer."""
 
     exit_code = 4
 

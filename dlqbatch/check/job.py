@@ -47,7 +47,7 @@ def check(settings: Settings, run_options: RunOptions) -> Report:
     targets = names.of(queues)
     connection = connect(access_to(settings, "dlqbatch check", bounds))
     try:
-        # Where AMQP does not tell: to take a quorum queue for classic would cost its messages their deliveries.
+        # AMQP may not show the type: taking a quorum queue for a classic one would cost its messages deliveries.
         named = [queue for queue in queues if queue not in types]
         known = {**types, **types_by_api(management_api(settings, quickly=True), named)}
         maybe = quorum_queues(connection, queues, otherwise=False, cut_off=True, known=known, refuse_streams=True)

@@ -54,7 +54,7 @@ class Check:
     targets: Mapping[str, str]
     """The target of each queue to look through."""
     named: frozenset[str]
-    """Queues that somebody asked for by name, so that one that is not there is an error."""
+    """Queues that were named without a wildcard, so that it is an error if one is missing."""
     max_deaths: int
     trust: Trust
     max_messages: int | None = None
@@ -84,7 +84,7 @@ class Check:
             if tally.lost is not None:
                 warnings.append(f"the connection to the broker was lost: {tally.lost}")
                 missed |= {other: "the connection was lost" for other in depths if other not in by_queue}
-                # As of a drain: no number was reached, and nobody asked for the end.
+                # As for a drain: neither a bound nor a signal has ended the run.
                 stopped_by, unseen = "time" if stopped_by == "empty" else stopped_by, 0
                 break
         if unseen and stopped_by != FAILURE:
@@ -128,7 +128,7 @@ class Check:
                 if len(part) == 1:
                     missed[part[0]] = refused.text
                 else:
-                    # The refusal does not say which of them it is about: each is asked for alone.
+                    # The refusal does not name the queue: each is declared alone.
                     pending += [[queue] for queue in part]
             else:
                 depths |= found
@@ -253,7 +253,7 @@ class _Rounds(Consume):
         if self._held and self.lost is None and not self._closing:
             self._acknowledge(self._due)
             held = sorted(self._held)
-            # A leader that is too busy to answer is told of as a depth of 0.
+            # For a leader that is too busy to answer, the depth is 0.
             back, ready = 0, self._ready() or self._ready() or self._putting.ready
             for end in (*self._ends, self.taken):
                 upto = bisect_right(held, end)
@@ -266,7 +266,7 @@ class _Rounds(Consume):
         super().release()
 
     def _until_back(self, ready: int) -> None:
-        """Wait until the queue's depth shows a nack: from RabbitMQ 4 on one of one message overtakes one of many.
+        """Wait until the depth shows the nack: since RabbitMQ 4, a nack of one message overtakes a nack of many.
 
         Where others take what comes back, the depth shows nothing, and nobody could notice the order either.
         """
@@ -292,7 +292,7 @@ class _Rounds(Consume):
 
 
 class Parts:
-    """A fetch made of fetches; the next one asks when the one before it has all its answers, so the order is kept."""
+    """Several fetches as one; each begins when the one before it has all its answers, which keeps the order."""
 
     def __init__(self, connection: Connection, queue: str, parts: Sequence[Gets | Consume]) -> None:
         self.queue = queue

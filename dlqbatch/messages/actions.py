@@ -65,7 +65,7 @@ class Shown:
 
     def as_dict(self) -> dict[str, object]:
         """Everything there is, the body exactly."""
-        told: dict[str, object] = {
+        content: dict[str, object] = {
             "properties": dict(self.readable.properties),
             "headers": dict(self.readable.headers),
             "properties_readable": self.readable.is_whole,
@@ -77,7 +77,7 @@ class Shown:
             "timeline": json_ready(self.timeline),
             "plan": self.plan,
         }
-        return {field.name: json_ready(getattr(self.record, field.name)) for field in fields(self.record)} | told
+        return {field.name: json_ready(getattr(self.record, field.name)) for field in fields(self.record)} | content
 
 
 def shown(detail: Detail, plan: str | None = None) -> Shown:
@@ -111,7 +111,7 @@ class Journal:
 @dataclass(frozen=True, slots=True)
 class Change:
     id: int | None
-    """None: what was asked for is an identity, and has no number."""
+    """None for a message that was named by its identity and has no number."""
     before: Status | None
     """None: there is no such message."""
     after: Status | None
@@ -120,7 +120,7 @@ class Change:
     why: str = ""
     """What stood in the way, and what to do about it; of what is done, what there is to know of it."""
     asked: str | None = None
-    """What it was asked for by, where that need not be its number."""
+    """How the caller named it, where that need not be its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Changes:
         return len(self.changes) - self.done
 
     def as_dict(self) -> dict[str, object]:
-        told = [
+        changes = [
             {
                 field.name: json_ready(getattr(one, field.name))
                 for field in fields(one)
@@ -145,7 +145,7 @@ class Changes:
             }
             for one in self.changes
         ]
-        return {"dry_run": self.dry_run, "done": self.done, "not_done": self.not_done, "messages": told}
+        return {"dry_run": self.dry_run, "done": self.done, "not_done": self.not_done, "messages": changes}
 
 
 class MessageActions:
@@ -180,7 +180,7 @@ class MessageActions:
             conditions.append(_T.at >= since)
         # A message's lines are few and in the order of their ids; all others are found by their time.
         newest = (_T.id.desc(),) if row_id is not None else (_T.at.desc(), _T.id.desc())
-        asked = select(*(_T[field.name] for field in fields(Entry))).where(*conditions).order_by(*newest)
+        query = select(*(_T[field.name] for field in fields(Entry))).where(*conditions).order_by(*newest)
         with reading(self._engine) as connection:
             edge = None
             if actor is not None:
@@ -189,9 +189,9 @@ class MessageActions:
                     behind = select(_T.at).where(*conditions).order_by(*newest).offset(JOURNAL_LOOKED_THROUGH).limit(1)
                     edge = connection.scalar(behind)
                 if edge is not None:
-                    asked = asked.where(_T.at >= edge)
-                asked = asked.where(_T.actor == actor)
-            found = connection.execute(asked.limit(limit))
+                    query = query.where(_T.at >= edge)
+                query = query.where(_T.actor == actor)
+            found = connection.execute(query.limit(limit))
             return Journal(tuple(Entry(*row) for row in found), edge is None)
 
     def discard(
@@ -291,23 +291,24 @@ def _restore(engine: Engine, row_id: int, actor: str, reason: str, now: datetime
 
 def replaced(connection: Connection, row_id: int) -> str:
     """What to know of a message that an edit has replaced; nothing of any other message."""
-    told = linked_by_edits(connection, row_id)
-    if not told:
+    linked = linked_by_edits(connection, row_id)
+    if not linked:
         return ""
-    if told[0].status is None:
+    first = linked[0]
+    if first.status is None:
         return (
-            f"message {told[0].row_id} took its place in an edit, and is deleted by now: it may well have been "
+            f"message {first.row_id} took its place in an edit, and is deleted by now: it may well have been "
             "handled, and whoever replays this one does the work twice"
         )
-    return f"message {told[0].row_id} ({told[0].status}) took its place in an edit; whoever replays both sends it twice"
+    return f"message {first.row_id} ({first.status}) took its place in an edit; whoever replays both sends it twice"
 
 
 def _row(connection: Connection, row_id: int, *, lock: bool) -> Any:
     if not 0 < row_id <= LARGEST_ID:
         return None
     held = (_M.lock_owner, _M.lock_token, _M.lease_until, _M.plan_id)
-    asked = select(_M.identity, _M.status, *held).where(_M.id == row_id)
-    return connection.execute(asked.with_for_update() if lock else asked).one_or_none()
+    query = select(_M.identity, _M.status, *held).where(_M.id == row_id)
+    return connection.execute(query.with_for_update() if lock else query).one_or_none()
 
 
 def carry_out(

@@ -110,7 +110,7 @@ class Editing:
         with (reading if dry_run else writing)(self._engine) as connection:
             row = _editable(connection, row_id, lock=not dry_run, force=force)
             properties = edit_headers(row.properties, headers)
-            changed = tuple(f"header {name}" for name in headers.told) if properties != row.properties else ()
+            changed = tuple(f"header {name}" for name in headers.names) if properties != row.properties else ()
             if body is not None and body != row.body:
                 check_body(row.body, body, row.properties, force=force)
                 changed = ("body", *changed)
@@ -161,8 +161,8 @@ def _carry_out(
 def _editable(connection: Connection, row_id: int, *, lock: bool, force: bool) -> Any:
     row = None
     if 0 < row_id <= LARGEST_ID:
-        asked = select(MESSAGES).where(_M.id == row_id)
-        row = connection.execute(asked.with_for_update() if lock else asked).one_or_none()
+        query = select(MESSAGES).where(_M.id == row_id)
+        row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
         raise NoSuchMessage(row_id)
     if row.status == Status.PROCESSING:
@@ -214,14 +214,14 @@ class HeaderEdits(NamedTuple):
     wanted: Mapping[bytes, bytes | None] = {}
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         return tuple(_shown(name) for name in self.wanted)
 
 
-def header_edits(given: Iterable[tuple[str, str]], removed: Iterable[str] = ()) -> HeaderEdits:
+def header_edits(changed: Iterable[tuple[str, str]], removed: Iterable[str] = ()) -> HeaderEdits:
     """What somebody wrote, checked name by name."""
     wanted: dict[bytes, bytes | None] = {}
-    for name, text in (*given, *((name, None) for name in removed)):
+    for name, text in (*changed, *((name, None) for name in removed)):
         encoded = _checked(name)
         if encoded in wanted:
             raise EditRefused(f"the header '{_shown(encoded)}' is named twice; say once what it is to be")
@@ -251,10 +251,10 @@ def edit_headers(properties: bytes, edits: HeaderEdits) -> bytes:
 
 
 def readdress(properties: bytes, identity: str, parent: str, body: bytes, was: str) -> bytes:
-    """The same as another message: an id of its own, linked to the one it comes from, and no attempt yet.
+    """The properties for a new message: with an id of its own and its parent's, and without an attempt.
 
-    `was` is the digest before the edit. One that told the message from others does so again, of this body. Headers that
-    cannot be read stay as they are.
+    `was` is the digest before the edit; a header with it gets the digest of the new body. Headers that cannot be read
+    stay as they are.
     """
     ours: dict[bytes, bytes | None] = {
         names.ID: to_bytes(identity),

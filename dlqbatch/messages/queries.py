@@ -22,7 +22,7 @@ from dlqbatch.store.text import visible
 
 _M: Final = MESSAGES.c
 WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.MANUAL, Status.FAILED)
-"""The states of messages whose story is not over yet."""
+"""The states of messages that are not over yet."""
 LOOKED_THROUGH: Final = 50_000
 COUNTED: Final = 200_000
 _ESCAPE: Final = "\\"
@@ -256,8 +256,8 @@ class Detail:
 
 # --- Messages that are one piece of work: an edit, what it took the place of, and what took its place in turn
 
-# The journal tells it by number, which outlives a deleted row; a parent tells it by identity, which outlives a number:
-# what comes back from cold storage has another.
+# The journal names them by id, also after the row is deleted. The column `parent` names them by identity, which stays
+# the same when a message comes back from cold storage with another id.
 
 EDIT_OF: Final = "an edit of message "
 """The journal of an edit begins with this, and the number of the message whose place it took."""
@@ -295,15 +295,15 @@ def linked_by_edits(connection: Connection, row_id: int) -> list[LinkedMessage]:
             found[this] = None if row is None else row.status
             ahead += [] if row is None else _linked_directly(connection, this, row.identity, row.parent)
     del found[row_id]
-    told = [LinkedMessage(*one) for one in found.items()]
-    return sorted(told, key=lambda one: (not one.is_in_the_way, one.status is None, -one.row_id))
+    linked = [LinkedMessage(*one) for one in found.items()]
+    return sorted(linked, key=lambda one: (not one.is_in_the_way, one.status is None, -one.row_id))
 
 
 def _linked_directly(connection: Connection, row_id: int, identity: str, parent: str | None) -> Iterator[int]:
     """The ids of messages that an edit connects with this one directly."""
-    told = connection.scalars(select(_T.reason).where(_T.message_id == row_id, BY_EDIT)).all()
-    yield from (int(found[1]) for reason in told if (found := _LINK.match(reason)))
+    reasons = connection.scalars(select(_T.reason).where(_T.message_id == row_id, BY_EDIT)).all()
+    yield from (int(found[1]) for reason in reasons if (found := _LINK.match(reason)))
     arrived_by_edit = select(_T.id).where(_T.message_id == _M.id, _T.from_status.is_(None), BY_EDIT).exists()
     yield from connection.scalars(select(_M.id).where(_M.parent == identity, arrived_by_edit).limit(_MOST))
-    if parent is not None and any(reason.startswith(EDIT_OF) for reason in told):
+    if parent is not None and any(reason.startswith(EDIT_OF) for reason in reasons):
         yield from connection.scalars(select(_M.id).where(_M.identity == parent))

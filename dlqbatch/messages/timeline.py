@@ -32,7 +32,7 @@ _ENDS: Final = {
 @dataclass(frozen=True, slots=True)
 class Step:
     at: datetime | None
-    """None: nobody wrote down when; such a step stands before all others."""
+    """None if the time is not known; such a step stands before all others."""
     kind: Kind
     what: str
     actor: str | None = None
@@ -40,7 +40,7 @@ class Step:
 
 
 def timeline(detail: Detail) -> tuple[Step, ...]:
-    """The oldest first; the broker tells times in whole seconds, and may have another clock than ours."""
+    """The oldest step first; the broker's times have whole seconds, and are by its own clock."""
     steps = [
         *_deaths(detail.content.properties),
         *(_state(transition) for transition in detail.transitions),

@@ -1,1 +1,1 @@
-"""Measure the dead store and the queues, fire and resolve alerts, and tell whoever has to know."""
+"""The `monitor` job: it measures the dead store and the queues, fires and resolves alerts, and sends them."""

@@ -18,22 +18,22 @@ RETENTION: Final = "RetentionBehind"
 QUEUE_DEEP: Final = "QueueStaysDeep"
 RUNS_BOUNDED: Final = "RunsEndAtTheirBound"
 RETRIES_UNPROVEN: Final = "RetriesUnproven"
-# These fire whenever a threshold is crossed, and end when it no longer is. A new group fires once and never again.
+# These fire when a threshold is crossed, and end when it no longer is. The alert of a new group fires only once.
 STANDING: Final = frozenset(
     {HIGH_INGESTION, BACKLOG, LOW_RESOLUTION, RETENTION, QUEUE_DEEP, RUNS_BOUNDED, RETRIES_UNPROVEN}
 )
 # The subject of an alert that is about the store as a whole.
 EVERYTHING: Final = ""
-# So often one alert is sent to a receiver that does not take it, over about a day; then it is given up.
+# The most tries of sending an alert to a receiver; the pauses between them make about a day.
 MOST_TRIES: Final = 30
-# How long a worker may send to a receiver before another worker may; longer than any call takes.
+# The time for which one worker alone sends to a receiver; longer than any call takes.
 TURN: Final = timedelta(minutes=1)
 _LONGEST_PAUSE: Final = timedelta(hours=1)
 _PLACES_NAMED: Final = 3
 
 
 def pause_after(tries: int) -> timedelta:
-    """How long a receiver that did not take an alert is left alone: a minute, then twice as long each time."""
+    """The pause after a failed try of sending to a receiver: a minute, doubled after each try."""
     return min(timedelta(minutes=2 ** min(tries - 1, 10)), _LONGEST_PAUSE)
 
 
@@ -86,7 +86,7 @@ class NewGroup:
     fingerprint: str
     size: int
     sample: Sample | None = None
-    """None for all but the largest groups, of which only the number is reported."""
+    """The largest groups have one; of the others only the number is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The alerts that this worker, and no other, has written down as fired and as ended."""
+    """The alerts that this run has stored as fired and as resolved; no other run stores them again."""
 
     fired: tuple[Notice, ...]
     resolved: tuple[Notice, ...]
@@ -132,7 +132,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The alerts that one worker sends to one receiver; no other worker sends them until its time is over."""
+    """A claim of one worker to send these alerts to one receiver; no other worker sends them before it ends."""
 
     until: datetime
     notices: tuple[Notice, ...]
@@ -147,7 +147,7 @@ class Waiting:
 
 
 def standing(metrics: Metrics, thresholds: Thresholds) -> tuple[Alert, ...]:
-    """What is wrong now; a threshold is crossed when it is exceeded, not when it is met."""
+    """The alerts of these figures; a figure that equals its threshold makes none."""
     return (
         *_store_alerts(metrics, thresholds),
         *_deep_queues(metrics, thresholds),
@@ -206,7 +206,7 @@ def _store_alerts(metrics: Metrics, thresholds: Thresholds) -> Iterator[Alert]:
 
 
 def _deep_queues(metrics: Metrics, thresholds: Thresholds) -> Iterator[Alert]:
-    """A queue at which nobody looks any more counts as it was seen last: silence does not end an alert."""
+    """A queue that is no longer measured keeps its last depth, so that its alert stands."""
     for one in metrics.queues if thresholds.queue_depth else ():
         since = one.deep_since(thresholds.queue_depth)
         if since is not None and metrics.at - since >= thresholds.queue_deep_for:
@@ -237,7 +237,7 @@ def _bounded_jobs(metrics: Metrics, thresholds: Thresholds) -> Iterator[Alert]:
 
 
 def _unproven(metrics: Metrics, thresholds: Thresholds) -> Iterator[Alert]:
-    """One alert, for all origins, about retries that were sent long ago and are neither resolved nor back."""
+    """One alert for all origins, about retries that were sent long ago and whose outcome is not known."""
     before = metrics.at - thresholds.unproven_after
     if metrics.oldest_sent is None or metrics.oldest_sent >= before:
         return
@@ -276,7 +276,7 @@ def of_group(group: NewGroup) -> Alert:
 def changes(
     wrong: Iterable[Alert], active: Collection[tuple[str, str]]
 ) -> tuple[tuple[Alert, ...], frozenset[tuple[str, str]]]:
-    """Which alerts fire, and which active ones end; an alert is known by its name and subject."""
+    """The alerts that fire, and the active ones that end, by name and subject."""
     wrong = tuple(wrong)
     still = {(alert.name, alert.subject) for alert in wrong}
     fire = tuple(alert for alert in wrong if (alert.name, alert.subject) not in active)

@@ -1,4 +1,4 @@
-"""Alerts as rows: fired once, resolved once, and sent to each receiver once, however many workers look."""
+"""The rows of alerts: each fires once, ends once, and is sent to each receiver once, by any number of workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dlqbatch.store.text import key
 
 # The most new groups that one run takes up; the others wait for the next run.
 GROUPS_AT_ONCE: Final = 10_000
-# A message is looked up for so many of them, the largest ones.
+# The most groups, the largest ones, for which a sample message is read.
 SAMPLED: Final = 20
 _LONGEST_SAMPLE: Final = 200
 _SENT_AT_ONCE: Final = 10_000
@@ -49,8 +49,8 @@ _FIRED, _RESOLVED = "fired", "resolved"
 _NOTICE: Final = (_A.id, _A.name, _A.subject, _A.severity, _A.summary, _A.value, _A.threshold, _A.fired_at)
 _ACTIVE: Final = text("resolved_at IS NULL")
 # The condition of a partial index, word for word.
-_UNTOLD: Final = text("(fired_told_at IS NULL OR (resolved_at IS NOT NULL AND resolved_told_at IS NULL))")
-_NOT_TOLD: Final = or_(_R.told.is_(None), and_(_A.resolved_at.is_not(None), _R.told != _RESOLVED))
+_UNSENT: Final = text("(fired_told_at IS NULL OR (resolved_at IS NOT NULL AND resolved_told_at IS NULL))")
+_NOT_TAKEN: Final = or_(_R.told.is_(None), and_(_A.resolved_at.is_not(None), _R.told != _RESOLVED))
 
 
 class Alerts:
@@ -69,7 +69,7 @@ class Alerts:
             return metrics.measure(connection, now, overdue_before, depths)
 
     def note_look(self, measured: Metrics) -> None:
-        """Write down what was counted now, because the next look counts on from it."""
+        """Store this measurement's count of arrivals, from which the next one goes on."""
         with writing(self._engine) as connection:
             metrics.note_look(connection, measured)
 
@@ -99,10 +99,7 @@ class Alerts:
         receivers: Sequence[str] = (),
         dry_run: bool = False,
     ) -> Settled:
-        """Write down which alerts fire and which end, and that these receivers have to get them.
-
-        A dry run returns what it would write.
-        """
+        """Store the alerts that fire and that end, to be sent to these receivers; a dry run only returns them."""
         with (reading if dry_run else writing)(self._engine) as connection:
             if not dry_run:
                 _lock_alerts(connection)
@@ -131,21 +128,20 @@ class Alerts:
             return Settled(fired, resolved)
 
     def take_turn(self, receiver: str, now: datetime, *, is_well: bool = False) -> Turn | None:
-        """Claim for a minute what this receiver has still to get; None if there is nothing.
+        """Claim for a minute the alerts that are still to be sent to this receiver; None if there are none.
 
-        Without `is_well`, only alerts whose pause since the last try is over. A receiver that has just taken something
-        gets all the rest at once.
+        With `is_well`, because the receiver has just taken something, also those whose pause is not over.
         """
         until = now + TURN
         # The last term: a clock that was far ahead must not silence everybody.
         is_free = or_(_R.telling_until.is_(None), _R.telling_until <= now, _R.telling_until > until)
         has_waited = or_(_R.next_try_at <= now, _R.next_try_at > now + _LONGEST_PAUSE)
-        waits = and_(_R.receiver == receiver, _NOT_TOLD, _R.tries < MOST_TRIES, is_free)
+        waits = and_(_R.receiver == receiver, _NOT_TAKEN, _R.tries < MOST_TRIES, is_free)
         gravest = (case((_A.severity == Severity.CRITICAL, 0), else_=1), case((_A.name == NEW_GROUP, 1), else_=0))
         claim = (
             select(*_NOTICE, _A.resolved_at, _R.tries)
             .join(ALERT_RECEIVERS, _R.alert_id == _A.id)
-            .where(_UNTOLD, waits if is_well else and_(waits, has_waited))
+            .where(_UNSENT, waits if is_well else and_(waits, has_waited))
             .order_by(*gravest, _A.id)
             .limit(_SENT_AT_ONCE)
             .with_for_update(of=ALERT_RECEIVERS, skip_locked=True)
@@ -164,7 +160,7 @@ class Alerts:
         return Turn(until, tuple(_notice(row, row.resolved_at) for row in rows)) if rows else None
 
     def end_turn(self, receiver: str, turn: Turn, now: datetime, *, taken: bool) -> int:
-        """Note whether the receiver took them; return how many alerts it will never get, after too many tries."""
+        """Store whether the receiver took them; return how many alerts are dropped for it after too many tries."""
         ended = {notice.id for notice in turn.notices if notice.resolved_at is not None}
         given_up = 0
         with writing(self._engine) as connection:
@@ -185,8 +181,8 @@ class Alerts:
         return given_up
 
     def waiting(self, receiver: str) -> Waiting | None:
-        """What this receiver did not take and gets again later; None if there is nothing."""
-        waits = (_UNTOLD, _R.receiver == receiver, _NOT_TOLD, _R.tries > 0, _R.tries < MOST_TRIES)
+        """The alerts that this receiver did not take and that are sent again later; None if there are none."""
+        waits = (_UNSENT, _R.receiver == receiver, _NOT_TAKEN, _R.tries > 0, _R.tries < MOST_TRIES)
         counted = select(func.count(), func.min(_R.next_try_at)).join(ALERTS, _R.alert_id == _A.id)
         with reading(self._engine) as connection:
             number, next_try = connection.execute(counted.where(*waits, _R.telling_until.is_(None))).one()
@@ -201,10 +197,10 @@ def active(connection: Connection) -> tuple[Notice, ...]:
 
 
 def _lock_alerts(connection: Connection) -> None:
-    """Let one worker write alerts at a time; in SQLite the transaction itself does so.
+    """Let one worker at a time write alerts; in SQLite the transaction itself does so.
 
-    Each worker then sees what the one before it wrote, also groups whose alert was fired and resolved already, which no
-    index keeps from firing again. And no worker waits for an alert while it holds the row of a receiver.
+    No index prevents a second alert for a group whose alert is resolved: the worker has to see it. And no worker waits
+    for the row of an alert while it holds that of a receiver.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE dlq_alerts IN SHARE ROW EXCLUSIVE MODE"))
@@ -266,22 +262,19 @@ def _fire(
 
 
 def _expect(connection: Connection, receivers: Sequence[str], ended: Sequence[int], now: datetime) -> None:
-    """Write down that these receivers have to get every alert that is not settled yet.
-
-    The alerts of `ended` have just been resolved, so that they are tried anew.
-    """
+    """Queue every alert that is not settled for these receivers; the tries of those that have `ended` begin anew."""
     adding = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(ALERT_RECEIVERS)
     names = [_R.alert_id, _R.receiver, _R.next_try_at]
     for receiver in receivers:
-        untold = select(_A.id, literal(receiver, _R.receiver.type), literal(now, _R.next_try_at.type)).where(_UNTOLD)
-        connection.execute(adding.from_select(names, untold).on_conflict_do_nothing())
+        unsent = select(_A.id, literal(receiver, _R.receiver.type), literal(now, _R.next_try_at.type)).where(_UNSENT)
+        connection.execute(adding.from_select(names, unsent).on_conflict_do_nothing())
     for some in _chunks(ended):
         again = update(ALERT_RECEIVERS).where(_R.alert_id.in_(some))
         connection.execute(again.values(tries=0, next_try_at=now))
 
 
 def _close(connection: Connection, alerts: Sequence[int], now: datetime) -> None:
-    """Note which of these alerts are settled: each receiver has got them, or was tried often enough."""
+    """Mark as settled the alerts that each receiver has taken, or has been tried with often enough."""
     waits = (_R.alert_id == _A.id, _R.tries < MOST_TRIES)
     these = update(ALERTS).where(_A.id.in_(alerts))
     fired = these.where(_A.fired_told_at.is_(None), ~exists().where(*waits, _R.told.is_(None)))

@@ -29,11 +29,11 @@ from dlqbatch.store.states import Status
 log = logs.get(__name__)
 
 TOP_GROUPS: Final = 5
-# So many alerts are in a log or a report one by one; of the others, the number.
+# The most alerts that a log or a report lists; of the others it has the number.
 SHOWN: Final = 20
-# Seconds for asking the broker; the depths are in the log of runs as well.
+# Seconds for reading the depths from the broker; the log of runs has depths as well.
 _LONGEST_LOOK: Final = 3.0
-# Seconds for one call of a receiver; all calls together end before the turn of a worker does.
+# Seconds for one call of a receiver; all calls together take less than the claim of a worker lasts.
 _LONGEST_CALL: Final = 10.0
 # Seconds in which another call of a receiver may begin.
 _CALLS_BEGIN_WITHIN: Final = 5.0
@@ -49,7 +49,7 @@ class Monitor:
     overdue_before: Callable[[datetime], Mapping[Status, datetime]] = lambda _now: {}
     export: Callable[[Metrics, Sequence[Notice]], None] | None = None
     look: Callable[[], Mapping[str, int]] = dict
-    """The depths of the queues that drain and ingest serve, as far as the broker can be asked."""
+    """Reads the depths of the queues that drain and ingest serve, as far as the broker answers."""
     dry_run: bool = False
 
     def run(self) -> Report:
@@ -102,17 +102,16 @@ class Monitor:
         return []
 
     def _send(self) -> list[str]:
-        """Send what each receiver has still to get; no transaction is open meanwhile.
+        """Send the alerts to each receiver, with no transaction open.
 
-        A receiver that does not take an alert gets it again later. Until then the run is partial, so that whatever
-        watches its exit code knows.
+        What a receiver does not take is sent again later. Until then every run is partial, which its exit code shows.
         """
         return [warning for receiver in self.receivers for warning in self._send_to(receiver)]
 
     def _send_to(self, receiver: str) -> list[str]:
         ends = time.monotonic() + _CALLS_BEGIN_WITHIN
         is_well = False
-        # Again after a success, because another worker may have written an alert down and left it to this one.
+        # Again after a success, because another worker may have stored an alert during this claim.
         while time.monotonic() < ends:
             turn = self.alerts.take_turn(receiver, self.clock(), is_well=is_well)
             if turn is None:
@@ -195,7 +194,7 @@ def _look(settings: Settings) -> Mapping[str, int]:
 
 
 def _receivers(settings: Settings, run_options: RunOptions) -> dict[str, Callable[[Sequence[Notice]], str | None]]:
-    """The receivers by the names under which the database knows them; a new address takes the place of the old one."""
+    """The receivers by their names in the database; a receiver with a new address has the same name."""
     if settings.webhook_url is None and settings.alert_topic is None:
         return {}
     from dlqbatch.monitor.receivers import Topic, Webhook  # noqa: PLC0415  (TLS and HTTP, for those who have a receiver)

@@ -34,7 +34,7 @@ from dlqbatch.store.tables import (
     WAITS_FOR_ITS_TIME,
 )
 
-# States in which nothing happens to a message before a person says so.
+# States in which a message waits for a person.
 FOR_A_PERSON: Final = (Status.MANUAL, Status.FAILED)
 # The most error types and events that are named; the rest is one number.
 NAMED: Final = 20
@@ -132,7 +132,7 @@ def arrivals_by_hour(connection: Connection, now: datetime, hours: int = 24) -> 
 
 
 def note_look(connection: Connection, measured: Metrics) -> None:
-    """Write down what this look counted, for the next one; a look that was taken earlier changes nothing."""
+    """Store the count of this measurement for the next one; an older measurement changes nothing."""
     adding = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(LOOKS)
     adding = adding.values(figure=_INGESTION, at=measured.at, counted=measured.ingested_lately)
     newer = adding.on_conflict_do_update(
@@ -151,14 +151,14 @@ class _Ingested(NamedTuple):
 
 
 def _ingestion(connection: Connection, now: datetime) -> _Ingested:
-    """Count each arrival in one look and no other, if it was committed within `_LATE` of its time.
+    """Count each arrival in exactly one measurement, if it was committed within `_LATE` of its time.
 
-    A look counts from `_LATE` before the last look, and takes off what that one had counted there. One statement
-    counts for both, so that nothing is committed in between.
+    A measurement counts from `_LATE` before the last one, and subtracts what the last one counted in that span. One
+    statement makes both counts, so that nothing is committed between them.
     """
     last = connection.execute(select(_L.at, _L.counted).where(_L.figure == _INGESTION)).one_or_none()
     spans = [(now - _LATE, now), (now - _MINUTE, now), (now - _HOUR, now)]
-    # After a longer gap, or without a look before, the mean would say nothing about now.
+    # After a longer gap, or at the first measurement, the mean would say nothing about now.
     is_known = last is not None and now - _LONGEST_GAP <= last.at < now
     if last is not None and is_known:
         spans.append((last.at - _LATE, now))
@@ -170,7 +170,7 @@ def _ingestion(connection: Connection, now: datetime) -> _Ingested:
 
 
 def _arrivals(connection: Connection, spans: list[tuple[datetime, datetime]]) -> list[int]:
-    """What an ingest brought in each span; an edited or restored message is no new failure."""
+    """The messages that ingest added in each span; an edited or restored message is no new failure."""
     counted = [
         select(func.count())
         .where(_T.at > begin, _T.at <= end, _T.from_status.is_(None), _T.actor == "ingest")
@@ -181,14 +181,14 @@ def _arrivals(connection: Connection, spans: list[tuple[datetime, datetime]]) ->
 
 
 def _last_decisions(now: datetime, kinds: ColumnElement[bool]) -> Subquery:
-    """The last line of these kinds in the journal of each message, for lines of the last hour."""
+    """For each message its last entry in the journal of these kinds, if it is of the last hour."""
     place = func.row_number().over(partition_by=_T.message_id, order_by=_T.id.desc()).label("place")
     lines = select(_T.message_id, _T.to_status, _T.at, place).where(_within(_T.at, now, _HOUR), kinds).subquery()
     return select(lines).where(lines.c.place == 1).subquery()
 
 
 def _outcomes(connection: Connection, now: datetime) -> dict[str, int]:
-    """What the jobs decided, also about what a person sent; discards and what a replay returns do not count."""
+    """The outcomes that jobs decided, also of retries by a person; discards and returned replays do not count."""
     last = _last_decisions(now, _DECIDES)
     numbers = _by_name(connection.execute(select(last.c.to_status, func.count()).group_by(last.c.to_status)))
     return {status.value: numbers.get(status, 0) for status in (Status.RESOLVED, Status.FAILED, Status.MANUAL)}
@@ -253,7 +253,7 @@ def _attempts(connection: Connection, now: datetime) -> dict[str, int]:
 
 
 def _replays(connection: Connection) -> dict[str, int]:
-    """Counted plan by plan, the newest first, because only its items tell how much a plan has sent."""
+    """Counted plan by plan, the newest first, because only the items of a plan show how much it has sent."""
     total: Counter[str] = Counter()
     left = ITEMS_LOOKED_AT
     newest = select(PLANS.c.id).where(PLANS.c.state != "planned").order_by(PLANS.c.created_at.desc())

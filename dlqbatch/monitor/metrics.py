@@ -1,8 +1,7 @@
-"""What is measured of the dead store, the runs and the queues: plain numbers for alerts, for Prometheus and for people.
+"""The figures of the dead store, the runs and the queues, as plain numbers for alerts, for Prometheus and for people.
 
-A run reports the depth of each queue that it serves, as it was found and as it was left. What was left is what the run
-could not take; what was found may only have come in since the run before. So the depth as left counts, and the one as
-found only where nobody could look at the end.
+A run reports the depth of each of its queues, before and after. The depth after it counts: it is what the run could not
+take. The depth before it may be new messages only; it counts where the depth after the run is not known.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Reported(NamedTuple):
 class QueueDepth:
     queue: str
     known: tuple[tuple[datetime, int], ...]
-    """Each time that somebody looked, and the depth then; the newest first, and never empty."""
+    """The depths with the times at which they were measured; the newest first, and never empty."""
 
     @property
     def at(self) -> datetime:
@@ -42,7 +41,7 @@ class QueueDepth:
         return self.known[0][1]
 
     def deep_since(self, threshold: int) -> datetime | None:
-        """The time since which nobody has seen it at the threshold or below; None if it was so at the last look."""
+        """Since when every measured depth was above the threshold; None if the last one was not."""
         since = None
         for at, depth in self.known:
             if depth <= threshold:
@@ -68,7 +67,7 @@ def queue_depths(reports: Iterable[Reported]) -> tuple[QueueDepth, ...]:
 
 
 def report_of_depths(at: datetime, depths: Mapping[str, int]) -> Reported:
-    """Depths that were seen just now, in the form in which a run reports them."""
+    """Depths measured just now, in the form in which a run reports them."""
     return Reported(at, at, {"queues": {queue: {"found": depth, "left": depth} for queue, depth in depths.items()}})
 
 
@@ -123,9 +122,9 @@ class Metrics:
     backlog: int
     """Messages that are pending, processing, manual or failed."""
     ingested_per_minute: float
-    """The mean since the last look of the monitor, or the number of the last minute if that is more."""
+    """The mean since the monitor's last measurement, or the number of the last minute if that is more."""
     ingested_lately: int
-    """Arrivals in the few minutes that the next look counts again, because a transaction may commit late."""
+    """Arrivals in the last minutes, which the next measurement counts again: a transaction may commit late."""
     ingested_last_minute: int
     ingested_last_hour: int
     outcomes: Mapping[str, int]

@@ -50,13 +50,13 @@ def queue_depth_lines(queues: Sequence[QueueDepth]) -> Iterator[str]:
     depths = {one.queue: one.depth for one in named}
     meaning = "Messages in the queues that drain and ingest serve, as seen last."
     yield from by_label("queue_depth", meaning, "queue", depths)
-    # Two names may look the same once they are cut; their depths are added up, and the time is that of the deepest.
+    # The depths of names that are equal after the cut are added up, with the time of the deepest.
     times = {plain(one.queue, _LONGEST_LABEL): one.at.timestamp() for one in reversed(named)}
     yield from by_label("queue_depth_timestamp_seconds", "When that was seen.", "queue", times)
 
 
 def by_label(name: str, meaning: str, label: str, numbers: Mapping[str, float], kind: str = "gauge") -> Iterator[str]:
-    """A number for each value of a label; values that look the same once they are cut are one, with their sum."""
+    """A sample for each value of a label; the numbers of values that are equal after the cut are added up."""
     together: dict[str, float] = {}
     for value, number in numbers.items():
         shown = plain(value, _LONGEST_LABEL)
@@ -72,7 +72,7 @@ def single(name: str, meaning: str, number: float | None) -> Iterator[str]:
 
 
 def write(path: Path, content: str) -> None:
-    """Whoever reads sees the old file or the new one, never a part; FileNotWritten leaves the old one."""
+    """Replace the file as a whole, so that no reader sees a part of it; after FileNotWritten the old one is there."""
     temporary = None
     try:
         # A name that does not end in .prom, so that the collector does not read it.

@@ -1,11 +1,10 @@
-"""How much waits for drains and ingests: the messages ready in every queue that they serve, by passive declare.
+"""The depths of the queues that drain and ingest serve: the messages ready in each, by passive declare.
 
-The counts are the queues' own, at the price of one small request each; statistics lag by seconds. What a run has taken
-and not settled is not counted. A quorum queue without a leader answers 0 until it has one.
+That is one small request for each queue; the statistics of the management API lag by seconds. Unacknowledged messages
+are not counted. A quorum queue without a leader answers 0 until it has one.
 
-One connection is kept where looks come often. Nobody serves it between two looks, so that it sends no heartbeats: looks
-further apart than half the heartbeat would each find it dead, and the broker would log that every time. There each look
-has a connection of its own.
+Frequent reads share a connection, which sends no heartbeats between them. If the time between two reads is more than
+half the heartbeat, the broker would close it and log that each time: then each read has a connection of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ INGEST: Final = "ingest"
 _TO_CONNECT: Final = 0.8
 # Seconds for closing politely; otherwise the broker complains in its log.
 _TO_CLOSE: Final = 0.5
-# Seconds for which the queues that wildcards match are remembered, because the management API has to be asked for them.
+# Seconds for which the queues that match wildcards are kept, because they take requests to the management API.
 _WILDCARDS_HOLD: Final = 60.0
 
 
@@ -53,7 +52,7 @@ class Reading:
     """The queues that each job serves."""
 
     def of(self, job: str) -> int | None:
-        """What waits for a job in its queues whose depth is known; None if it has queues and none of them is known."""
+        """The sum of the known depths of a job's queues; None if it has queues and no depth is known."""
         queues = self.served.get(job, ())
         known = [self.depths[queue] for queue in queues if queue in self.depths]
         return sum(known) if known or not queues else None
@@ -77,7 +76,7 @@ class Depth:
         self._is_away = False
 
     def read(self) -> Reading | None:
-        """None if the broker cannot be asked, which is logged once until it answers again.
+        """None if the broker does not answer, which is logged once until it does again.
 
         A queue that is not there holds nothing: the first drain declares it. A queue whose depth cannot be learned,
         because a permission is missing or a node is down, is logged and left out, as the others can be deep enough.
@@ -112,8 +111,8 @@ class Depth:
         try:
             depths, refused = self._depths(queues, deadline)
         except (BrokerLost, AMQPError):
-            # A kept connection may have died since the last look, which says nothing about the broker now. A broker
-            # that only stays silent is not asked twice: it has had its time.
+            # A kept connection may have been closed since the last read, while the broker is well. There is no second
+            # try with a broker that only stays silent: the time is over.
             if not was_kept or self._connection is None or not self._connection.is_closing:
                 raise
             self._drop()
@@ -140,7 +139,7 @@ class Depth:
     def _depths(self, queues: Collection[str], deadline: float) -> tuple[dict[str, int], str | None]:
         if self._connection is None or self._scratch is None:
             access = access_to(self._settings, NAME)
-            # Each host once: the next look is the next try.
+            # Each host once: the next read is the next try.
             self._connection = connect_once(access, deadline - (deadline - time.monotonic()) * (1 - _TO_CONNECT))
             self._scratch = Scratch(self._connection)
         known: dict[str, int] = {}
@@ -181,7 +180,7 @@ def ingested(settings: Settings) -> tuple[str, ...]:
 
 
 def look_once(settings: Settings, seconds: float) -> Reading | None:
-    """What waits for drains and ingests now; None if no broker is named, or it cannot be asked within that time."""
+    """One read for drain and ingest; None if no broker is named, or it does not answer within that time."""
     if "broker_url" not in settings.model_fields_set:
         return None
     depth = Depth(settings, (DRAIN, INGEST), seconds)

@@ -34,7 +34,7 @@ TOTAL: Final = 10.0
 TIMEOUT: Final = 5.0
 _AWS_TIMEOUT: Final = 3.0
 TRIES: Final = 3
-# So many alerts are sent in full; of the others, their number.
+# The most alerts that are sent in full; of the others, their number is.
 SHOWN: Final = 20
 LONGEST_ANSWER: Final = 64 * 1024
 LONGEST_SUBJECT: Final = 100
@@ -58,7 +58,7 @@ class NotTaken(Exception):
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Make the call in a thread, because looking up a name, or an answer byte by byte, knows no time-out."""
+    """Make the call in a thread: neither a DNS lookup nor an answer that comes byte by byte has a time-out."""
     failures: list[NotTaken] = []
     done = threading.Event()
 
@@ -83,7 +83,7 @@ def _state(notice: Notice) -> str:
 
 
 def _lines(notices: Sequence[Notice], line: Callable[[Notice, str], str]) -> list[str]:
-    """A line for each of the first alerts, with what goes before its summary, and one with the number of the others."""
+    """A line for each of the first alerts, and one with the number of the others; `line` also gets a prefix."""
     shown = [line(notice, "" if notice.state == "fired" else "it was: ") for notice in notices[:SHOWN]]
     more = len(notices) - SHOWN
     return [*shown, f"… and {more:,} more. Look: dlqbatch status"] if more > 0 else shown

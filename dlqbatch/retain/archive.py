@@ -1,4 +1,4 @@
-"""The parts of cold storage: written and read back, listed, searched and verified, wherever they lie."""
+"""The parts of cold storage, in a folder or in S3: written and read back, listed, searched and verified."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _manifest(storage: ColdStorage, part: str) -> Manifest:
 
 
 class Packing:
-    """A part in the making, which holds the compressed lines and not the lines."""
+    """A part that is being written; it holds the lines only compressed."""
 
     def __init__(self) -> None:
         self._compress = zlib.compressobj(wbits=_GZIP)

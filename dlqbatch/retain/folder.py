@@ -1,4 +1,4 @@
-"""Cold storage in a folder: a file is there whole or not at all, is never overwritten, and is its owner's alone."""
+"""Cold storage in a folder: files are whole, never overwritten, and readable by their owner only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ColdFolder:
         self._root = root.absolute()
 
     def names(self) -> Iterator[str]:
-        """Every file, the oldest day first, also what a killed run has only begun to write."""
+        """All files, the oldest day first, also the unfinished ones of killed runs."""
         if not self._root.exists():
             return
         for folder, below, files in os.walk(self._root, onerror=self._fail):
@@ -36,7 +36,7 @@ class ColdFolder:
                 yield str((Path(folder) / file).relative_to(self._root))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file that is on the disk when this returns; a name that is taken already is an error."""
+        """Write a file and sync it to the disk; ColdStorageFailed if the name is taken."""
         with self._translated(name):
             path = self._path(name)
             self._make_folders(path.parent)

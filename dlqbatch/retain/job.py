@@ -1,4 +1,4 @@
-"""Retain: what was over long enough is deleted or goes to cold storage; nothing goes before its copy was read back."""
+"""The `retain` job deletes old resolved messages, and moves old failed ones to cold storage before it deletes them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Retain:
         )
 
     def _work(self, before: Mapping[Status, datetime], takes: Mapping[Status, int], tally: _Tally) -> None:
-        """Go on with the kind of work that has had the least time, so that none starves another."""
+        """Do page after page, each of the kind of work that has had the least time."""
         works = [self._pages(Status.RESOLVED, before, takes, tally, partial(self._delete, Status.RESOLVED, tally))]
         cold: list[_Work] = []
         if self.cold is not None:

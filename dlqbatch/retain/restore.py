@@ -1,4 +1,4 @@
-"""A message that comes back from cold storage: shown as it was, and put into the dead store again."""
+"""A message from cold storage: shown as it was, and restored into the dead store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dlqbatch.store.tables import ATTEMPTS, MESSAGES, TRANSITIONS
 from dlqbatch.store.text import key
 
 _M: Final = MESSAGES.c
-# What does not come back: the work on the message, and the time when it was to be tried, are over.
+# Columns that are not restored: the state, its lease, its replay plan and its next retry.
 _BEGINS_ANEW: Final = frozenset(
     {
         *("id", "status", "status_since", "updated_at", "is_due", "plan_id", "next_retry_at"),

@@ -1,6 +1,6 @@
-"""Dead messages whose time has come: which they are, what they hold, and how they are archived, deleted and counted.
+"""The SQL of retain: which rows are due, what they hold, and how they are counted, archived and deleted.
 
-A row that somebody has changed since it was chosen is left alone.
+A row that has changed since it was selected is skipped.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def keep_of(settings: Settings) -> Keep:
 
 
 class Due(NamedTuple):
-    """A row whose time has come, as it was when it was chosen."""
+    """A row that is due, as it was when it was selected."""
 
     id: int
     status: Status
@@ -109,7 +109,7 @@ class Due(NamedTuple):
 def batches(
     due: Iterable[Due], most: int = MOST_TOGETHER, most_bytes: int = MOST_BYTES_TOGETHER
 ) -> Iterator[tuple[Due, ...]]:
-    """In order; a row that is larger than a batch may be goes alone."""
+    """Batches in the order of the rows; a row that is larger than `most_bytes` is a batch of its own."""
     batch: list[Due] = []
     size = 0
     for each in due:

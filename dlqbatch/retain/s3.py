@@ -1,7 +1,7 @@
-"""Cold storage in S3: an object is there whole or not at all, it is never overwritten, and nothing here deletes one.
+"""Cold storage in S3: objects are whole, never overwritten, and never deleted here.
 
-A part is one request, far below the 5 GiB that S3 takes in one: 32 MiB of rows, or a single row that is larger, which
-no database lets grow over 1 GiB. S3 compares what arrives with the SHA-256 that goes with it, and refuses a name that
+A part is sent in one request, for which S3 allows 5 GiB: it has 32 MiB of rows, or a single larger row, and no database
+takes a row of more than 1 GiB. S3 compares the content with the SHA-256 that is sent with it, and refuses a name that
 is taken.
 """
 
@@ -26,7 +26,7 @@ _LIST, _PUT, _GET = "s3:ListBucket", "s3:PutObject", "s3:GetObject"
 # Seconds before each next try; None after the last one.
 _PAUSES: Final = (0.2, 0.8, None)
 _PIECE: Final = 64 * 1024
-# A time-out ends silence; these two end an answer that comes a few bytes at a time.
+# A time-out ends silence; these two bound an answer that comes a few bytes at a time.
 _LONGEST_SECONDS: Final = 60.0
 _LEAST_PER_SECOND: Final = 128 * 1024
 _DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "KMS.AccessDeniedException", "Forbidden", "403"})

@@ -3,8 +3,8 @@
 depth     below the threshold │ threshold │ twice that │ three times │ …
 at work   what runs already   │ 1         │ 2          │ 3           │ … `most`
 
-Every run at work counts, whoever started it. No run is ever told to stop: a run is bounded, so the number falls by
-itself once no new one is started. A run that could move nothing, because a database is away or an origin refuses, would
+Every run at work counts, whoever started it. No run is stopped: each is bounded, so the number falls by itself once
+no new one is started. A run that could move nothing, because a database is away or an origin refuses, would
 be followed by another at once for as long as the queue is deep; so a pause follows it.
 
 The depth is looked at by one thread of its own, because a broker that does not answer must not hold up the rest. What

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from dlqbatch.errors import SettingsError
-from dlqbatch.logs import Format
+from dlqbatch.logs import Format, plain
 from dlqbatch.settings.options import OPTIONS, Entry, Settings, conflicts, must_be, property_key, secret_name
 from dlqbatch.settings.properties import PropertiesFile
 from dlqbatch.settings.sources import CONFIG_VARIABLE, IN_A_SECRET, Environment, Fallback, Given, Secret, Source
@@ -75,7 +75,7 @@ def secrets_of(settings: Settings) -> tuple[str, ...]:
 
 
 def stated_format(overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] = os.environ) -> Format:
-    """The form of the logs, also where other settings are wrong: what is wrong is to be told in it."""
+    """The form of the log lines, also where other settings are wrong: the errors are written in that form."""
     sources: list[Source] = [Given(overrides or {}, ""), Environment(environ)]
     path = _config_file(environ)
     if path is not None:
@@ -107,7 +107,7 @@ def _is_empty(key: str, value: object) -> bool:
 
 
 def _emptiness(name: str, content: Mapping[str, object]) -> list[str]:
-    """A secret that says nothing was filled in wrongly; what it was to say would be taken from elsewhere, unnoticed."""
+    """A sentence for each empty key of the secret: its value would come from another source, unnoticed."""
     if not content:
         return [f"the secret {name} is an empty object; it is to hold any of {', '.join(IN_A_SECRET)}."]
     empty = [key for key, value in content.items() if _is_empty(key, value)]
@@ -169,6 +169,4 @@ def _wrong_value(option: str, entry: Entry) -> str:
     # Anything may have been pasted into the wrong option, also an address with its password.
     if "url" in option or "@" in text or "://" in text:
         return f"has a wrong value (not shown, it may hold a password); it must be {must_be(option)}"
-    text = text if text.isprintable() else repr(text)[1:-1]
-    shown = text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
-    return f"is '{shown}'; it must be {must_be(option)}"
+    return f"is '{plain(text, _LONGEST_SHOWN)}'; it must be {must_be(option)}"

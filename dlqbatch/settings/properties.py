@@ -1,4 +1,4 @@
-"""Reading application.properties, line by line, so that every problem can say where it is."""
+"""application.properties: its syntax, and its options with the line in which each stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where values come from: what was given with the call, the environment, and what is left to find out."""
+"""The sources of settings: a command line or an event, the environment, a secret, and the default database."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
+from dlqbatch.logs import plain
 from dlqbatch.settings.options import OPTIONS, Entry, property_key
 from dlqbatch.settings.topologies import canonical
 from dlqbatch.settings.urls import SecretUrl
@@ -16,27 +17,25 @@ ENVIRONMENT_PREFIX = "DLQBATCH_"
 CONFIG_VARIABLE = "DLQBATCH_CONFIG"
 IN_A_SECRET = ("broker_url", "database_url", "management_url", "webhook_url")
 _LONGEST_SHOWN = 80
-
-
 _SQLITE_FILE = "dlqbatch.sqlite3"
 
 
 class Source:
-    """Entries by option, and `facts`: what this source knows that is no option."""
+    """The entries of one source by option, and its `facts`, which are no options."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.topologies: dict[str, Entry] = {}
-        """The options of topologies by `topology.NAME.OPTION`; understood together, whichever source wrote them."""
+        """The options of topologies by `topology.NAME.OPTION`; those of all sources are checked together."""
         self.facts: dict[str, Any] = {}
         self.problems: list[str] = []
 
     def state(self, stated: Container[str]) -> dict[str, Any]:  # noqa: ARG002  (for sources that fill what is open)
-        """What it says; `stated` is what a source before it has said, which counts."""
+        """Its entries and facts; `stated` are the options that a source before it has set."""
         return {**self.entries, **self.facts}
 
     def add(self, option: str, entry: Entry) -> None:
-        """Keep what was written; nothing, or empty text, means that it is not set here."""
+        """Keep an entry; None or empty text means that the option is not set here."""
         value = entry.value
         if isinstance(value, str):
             value = value.strip()
@@ -53,12 +52,12 @@ class Source:
 
 
 class Spelled(str):
-    """The name of an option that was not written as a flag of this name."""
+    """An option that has a flag of another name."""
 
     __slots__ = ("written",)
 
     written: str
-    """How it was written."""
+    """The flag as it was written."""
 
     def __new__(cls, option: str, written: str) -> Self:
         made = super().__new__(cls, option)
@@ -67,7 +66,7 @@ class Spelled(str):
 
 
 class Given(Source):
-    """What the caller passed on: options of a command line or of an event."""
+    """The options of a command line or of an event."""
 
     def __init__(self, overrides: Mapping[str, object], given_by: str) -> None:
         super().__init__()
@@ -79,12 +78,12 @@ class Given(Source):
                 written = key.written
             of_topology = canonical(key)
             if value == [] or (isinstance(value, str) and not value.strip()):
-                # Left out unnoticed, it would be taken from elsewhere: other queues than were asked for.
+                # Without this error another source would count, and the run would work on other queues.
                 self.problems.append(f"{shown_key(written)} ({given_by}) is empty; give it a value, or leave it out.")
             elif of_topology is not None:
                 self.add_to_topology(of_topology, Entry(shown_key(written), given_by, value))
             elif option is None:
-                # Only --set lets an unknown name through as far as here; the guess comes in the same spelling.
+                # Only --set accepts an unknown name; the suggestion is spelled in the same way.
                 spelling = "-s {}" if given_by == "command line" else "{}"
                 guess = closest(key)
                 meant = _perhaps(guess and spelling.format(guess))
@@ -94,7 +93,7 @@ class Given(Source):
 
 
 class Secret(Source):
-    """What a secret holds; a key that has no business there is a problem, whatever its value is."""
+    """The content of a secret; a key that does not belong there is a problem, whatever its value is."""
 
     def __init__(self, name: str, content: Mapping[str, object]) -> None:
         super().__init__()
@@ -112,7 +111,7 @@ class Secret(Source):
 
 
 class Environment(Source):
-    """`DLQBATCH_` variables; one that is no option is a warning, because Kubernetes adds some of its own."""
+    """`DLQBATCH_` variables. An unknown name is only a warning, because Kubernetes adds variables of its own."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         super().__init__()
@@ -131,7 +130,7 @@ class Environment(Source):
 
 
 class Fallback(Source):
-    """What no other source said and no constant can say: where the SQLite file is."""
+    """The default of `database_url`, a SQLite file whose folder depends on the machine."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         super().__init__()
@@ -142,8 +141,8 @@ class Fallback(Source):
         if "database_url" in stated:
             return {}
         folder = self._folder
-        # One that is there already is the one that is meant, also for a user who may only read it. Beside an installed
-        # package it would go with the next upgrade.
+        # A file that is there is used, also by a user who may only read it. A new one is not made beside an installed
+        # package, whose next upgrade would delete it.
         is_installed = folder.name in {"site-packages", "dist-packages"}
         if not (folder / _SQLITE_FILE).exists() and (is_installed or not os.access(folder, os.W_OK)):
             folder = _state_folder(self._environ)
@@ -163,7 +162,7 @@ def _state_folder(environ: Mapping[str, str]) -> Path:
 
 
 def option_named(key: str) -> str | None:
-    """Find the option behind any spelling: dots, dashes and underscores are one."""
+    """The option of this name; dots, dashes and underscores count as equal."""
     option = key.replace("-", "_").replace(".", "_")
     return option if option in OPTIONS else None
 
@@ -179,9 +178,7 @@ def variable(option: str) -> str:
 
 
 def shown_key(key: str) -> str:
-    """Make a key fit to print, whatever is in it."""
-    text = key if key.isprintable() else repr(key)[1:-1]
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+    return plain(key, _LONGEST_SHOWN)
 
 
 def unknown_property(key: str, where: str) -> str:

@@ -1,4 +1,4 @@
-"""The options of the dead store: when a message is tried again, for how long it is kept, when somebody is told."""
+"""The options of the dead store: when a message is retried, how long it is kept, and when an alert fires."""
 
 from __future__ import annotations
 

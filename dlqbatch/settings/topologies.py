@@ -177,25 +177,25 @@ def topologies(settings: Settings) -> dict[str, Kind]:
 
 
 def build(one: str, values: Mapping[str, Any], settings: Settings) -> Kind:
-    """The topology `one` of values that are checked; what they do not say the settings do."""
-    given = {"queue_type": settings.queue_type, **values}
-    kind = given.pop("kind")
+    """The topology `one` of checked values; what they leave out comes from the settings."""
+    options = {"queue_type": settings.queue_type, **values}
+    kind = options.pop("kind")
     if kind == "pipeline":
-        return Pipeline(**{"queue": given["exchange"], **given})
+        return Pipeline(**{"queue": options["exchange"], **options})
     dead = {option: getattr(settings, option) for option in ("dlq_exchange", "dlq_routing_key", "dlq_queue")}
-    given = dead | given
-    if given["dlq_queue"] == settings.dlq_queue:
-        given["dlq_queue_type"] = settings.queue_type
+    options = dead | options
+    if options["dlq_queue"] == settings.dlq_queue:
+        options["dlq_queue_type"] = settings.queue_type
     if kind == "per-queue":
-        given["has_delay"] = given.pop("delay", "true") == "true"
-        return PerQueue(**given)
+        options["has_delay"] = options.pop("delay", "true") == "true"
+        return PerQueue(**options)
     names = ("retry-exchange", "retry-queue", "delay-exchange", "delay-queue")
     own: dict[str, object] = {option.replace("-", "_"): f"{one}.{option}" for option in names}
-    return Ladder(**{**own, "tier_ttls": settings.tier_ttls, **given})
+    return Ladder(**{**own, "tier_ttls": settings.tier_ttls, **options})
 
 
 def _doubled(kind: Kind) -> Iterator[str]:
-    """What has two parts to play in one topology: what is dead, or waits, would be worked on again, for ever."""
+    """Queues and exchanges with two parts in one topology: dead or delayed messages would be worked on for ever."""
     if isinstance(kind, Pipeline):
         if kind.queue == kind.dead_letter_queue:
             yield f"queue '{kind.queue}'"
@@ -214,7 +214,7 @@ def _doubled(kind: Kind) -> Iterator[str]:
 
 
 def clashes(settings: Settings) -> Iterator[str]:
-    """A topology that is in its own way; or two that would make one queue or exchange, and differ about it."""
+    """A sentence for each queue or exchange that two topologies, or two parts of one, would declare."""
     makers: dict[tuple[str, str], tuple[str, object]] = {}
     for one, kind in topologies(settings).items():
         parts = kind.topology()
@@ -223,12 +223,12 @@ def clashes(settings: Settings) -> Iterator[str]:
                 yield f"the topology '{one}' makes {what} stand for two of its parts; give them different names."
         named = [("exchange", each.name, each) for each in parts.exchanges]
         named += [("queue", each.name, each) for each in parts.queues]  # type: ignore[misc]  # either has a name
-        told = False
+        is_reported = False
         shared = {("queue", queue) for queue in kind.dead_letter_queues}
         for what, called, part in named:
             other, before = makers.setdefault((what, called), (one, part))
             may_share = what == "exchange" or (what, called) in shared
-            if other != one and not told and (before != part or not may_share):
-                told = True
+            if other != one and not is_reported and (before != part or not may_share):
+                is_reported = True
                 difference = "but differ about it" if before != part else "which each needs for itself"
                 yield f"the topologies '{other}' and '{one}' both make {what} '{called}', {difference}; rename one."
