@@ -11,12 +11,12 @@ from pasted_commands import Shell
 from pika.exceptions import ChannelClosedByBroker
 from program import ROOT, Program, client, eventually
 
+from scripts import services
 from scripts.servers.management import Management
 from scripts.servers.rabbitmq import RabbitNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from program import Client
 
@@ -29,19 +29,24 @@ LADDER, PER_QUEUE, PIPELINE = (text for kind, text in BLOCKS if text.startswith(
 ARGUMENTS = {"x-dead-letter-exchange": "retry-exchange", "x-dead-letter-routing-key": "retry-routing-key"}
 
 
-@pytest.fixture
-def node(work_folder: Path) -> Iterator[RabbitNode]:
-    with RabbitNode(work_folder / "rabbitmq").start() as started:
+@pytest.fixture(scope="module")
+def node() -> Iterator[RabbitNode]:
+    with services.work_folder() as folder, RabbitNode(folder / "rabbitmq").start() as started:
         yield started
 
 
 @pytest.fixture
-def management(node: RabbitNode) -> Management:
-    return Management(node.management_url)
+def management(node: RabbitNode) -> Iterator[Management]:
+    """Its default virtual host, the only one that the lines of the page mean, and empty for each test."""
+    found = Management(node.management_url)
+    yield found
+    found.drop_vhost()
+    found.make_vhost()
 
 
 @pytest.fixture
-def program(node: RabbitNode, sqlite_url: str) -> Program:
+def program(node: RabbitNode, management: Management, sqlite_url: str) -> Program:
+    assert not management.queues()
     settings = {"broker_url": node.url, "management_url": node.management_url, "database_url": sqlite_url}
     return Program(settings)
 
