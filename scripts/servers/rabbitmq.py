@@ -197,9 +197,38 @@ class RabbitNode(Server):
         command = [str(self.sbin / "rabbitmqctl"), "--quiet", "--node", self.name, *words]
         subprocess.run(command, env=self.environment, check=True, capture_output=True, timeout=HANGS_AFTER)
 
+    def evaluate(self, expression: str) -> None:
+        """Run Erlang in the node, as `rabbitmqctl eval` does; that program needs seconds of CPU time to start."""
+        installed = Path("/usr/lib/erlang").glob("erts-*/bin/erl_call")
+        program = shutil.which("erl_call", path=self.release.path) or next(map(str, installed), None)
+        if program is None:
+            raise ServiceError("Erlang's erl_call is not installed; it comes with rabbitmq-server.")
+        cookie = (self.folder / ".erlang.cookie").read_text()
+        # The address needs no epmd.
+        command = [program, "-c", cookie, "-address", f"{LOOPBACK}:{self.distribution_port}", "-e"]
+        done = subprocess.run(
+            command,
+            env=self.environment,
+            input=f"{expression}\n",
+            capture_output=True,
+            text=True,
+            timeout=HANGS_AFTER,
+            check=False,
+        )
+        if done.returncode or not done.stdout.startswith("{ok,"):
+            raise ServiceError(f"{self.name} cannot do {expression}: {done.stdout}{done.stderr}")
+
+    def set_memory_limit(self, share: float) -> None:
+        """The share of the machine's memory above which the node raises its memory alarm."""
+        self.evaluate(f"vm_memory_monitor:set_vm_memory_high_watermark({share:f}).")
+
+    def set_disk_limit(self, limit: str) -> None:
+        """The free disk space below which the node raises its disk alarm."""
+        self.evaluate(f'rabbit_disk_monitor:set_disk_free_limit("{limit}").')
+
     def write_down(self) -> None:
         """Bring what was declared to the disk; 3.10, if killed soon after, may forget a queue it has confirmed."""
-        self.control("eval", "mnesia:dump_log().")
+        self.evaluate("mnesia:dump_log().")
 
     def _end(self, number: signal.Signals, timeout: float) -> None:
         super()._end(number, timeout)

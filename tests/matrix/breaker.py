@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import struct
-import subprocess
 from typing import TYPE_CHECKING
 
-from program import HANGS_AFTER
 from rawamqp import Peer, _arguments, short
 
 from matrix.work import peer, wait
@@ -14,7 +12,6 @@ from matrix.work import peer, wait
 if TYPE_CHECKING:
     from matrix.ground import Ground
     from matrix.work import Work
-    from scripts.servers.rabbitmq import RabbitNode
 
 
 class Breaker(Peer):
@@ -38,16 +35,6 @@ class Breaker(Peer):
     def delete_exchange(self, name: str) -> None:
         self._send(1, 40, 20, b"\0\0" + short(name.encode()) + b"\0")
         self._expect(1, 40, 21)
-
-
-def control(node: RabbitNode, *words: str) -> bool:
-    """rabbitmqctl, which takes a second or two, or a minute on a busy machine; True, which lets a link go on."""
-    command = [str(node.sbin / "rabbitmqctl"), "--node", node.name, *words]
-    done = subprocess.run(
-        command, env=node.environment, capture_output=True, text=True, timeout=HANGS_AFTER, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return True
 
 
 def await_registration(work: Work, ground: Ground) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from frame_link import FrameLink, Point
 
-from matrix.breaker import control
-from matrix.faults_broker import ALARMS, FEW, await_publishing
+from matrix.faults_broker import ALARMS, FEW, await_publishing, raised
 from matrix.jobs import work_of
 from matrix.scenario import Count, fault
 from matrix.work import DONE, PARTIAL, UNREACHABLE, peer, start, wait
@@ -30,7 +29,7 @@ def stands(job: str, what: str, ground: Ground) -> Count:
     node = ground.node
     work = work_of(job, ground, FEW)
     raising, clearing = ALARMS[what]
-    control(node, *raising)
+    raising(node)
     try:
         for _ in range(RUNS):
             ended = start(work, ground.url).end(codes=(PARTIAL,))
@@ -38,7 +37,7 @@ def stands(job: str, what: str, ground: Ground) -> Count:
             with peer(ground) as one:
                 assert not work.finished(one), ended
     finally:
-        control(node, *clearing)
+        clearing(node)
     await_publishing(ground)
     lost, changed, doubled = work.settle()
     return Count(work.messages, lost, changed, doubled, 0, RUNS)
@@ -59,7 +58,7 @@ def is_raised(job: str, what: str, ground: Ground) -> Count:
     work = work_of(job, ground, FEW)
     link = FrameLink(ground.url, Point("publish", ground.random.randint(1, PROBES), "before"))
     raising, clearing = ALARMS[what]
-    link.act = lambda: control(node, *raising)
+    link.act = lambda: raised(raising, node)
     try:
         with link:
             run = start(work, link.url, blocked_timeout_seconds="2", settle_seconds="2")
@@ -67,7 +66,7 @@ def is_raised(job: str, what: str, ground: Ground) -> Count:
             ended = run.end()
             allowed = _under_way(work, link)
     finally:
-        control(node, *clearing)
+        clearing(node)
     hits = int(link.struck.is_set())
     assert not hits or ended.code in {PARTIAL, UNREACHABLE}, ended
     assert hits or ended.code == DONE, ended

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 from frame_link import FrameLink, Point
 from rawamqp import Message, properties
 
-from matrix.breaker import await_leaders, await_registration, control
+from matrix.breaker import await_leaders, await_registration
 from matrix.jobs import JOBS, PUBLISHING, reach_the_middle, work_of
 from matrix.scenario import Count, fault
 from matrix.work import DONE, PARTIAL, UNREACHABLE, peer, start, tells_why, wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from matrix.ground import Ground
     from matrix.work import Ended
+    from scripts.servers.rabbitmq import RabbitNode
 
 FEW, MANY, DEEP = 300, 1_500, 4_000
 AGAIN = (
@@ -83,10 +86,17 @@ def _check_end(ended: Ended) -> None:
     assert ended.code == DONE or tells_why(ended), ended
 
 
-ALARMS = {
-    "memory": (("set_vm_memory_high_watermark", "0.000001"), ("set_vm_memory_high_watermark", "0.4")),
-    "disk": (("set_disk_free_limit", "1000GiB"), ("set_disk_free_limit", "50MB")),
+ALARMS: dict[str, tuple[Callable[[RabbitNode], None], Callable[[RabbitNode], None]]] = {
+    "memory": (lambda node: node.set_memory_limit(0.000001), lambda node: node.set_memory_limit(0.4)),
+    "disk": (lambda node: node.set_disk_limit("1000GiB"), lambda node: node.set_disk_limit("50MB")),
 }
+"""How each is raised and cleared."""
+
+
+def raised(raising: Callable[[RabbitNode], None], node: RabbitNode) -> bool:
+    """True, which lets a link go on."""
+    raising(node)
+    return True
 
 
 def alarm(job: str, what: str, ground: Ground) -> Count:
@@ -98,13 +108,13 @@ def alarm(job: str, what: str, ground: Ground) -> Count:
     work = work_of(job, ground, FEW)
     link = FrameLink(ground.url, Point("publish", ground.random.randint(1, 100), "after"))
     raising, clearing = ALARMS[what]
-    link.act = lambda: control(node, *raising)
+    link.act = lambda: raised(raising, node)
     with link:
         run = start(work, link.url, blocked_timeout_seconds=f"{STOPPED_AFTER}", settle_seconds="2")
         wait(lambda: link.struck.is_set() or run.is_over, "the run to get there")
         ended = run.end()
         allowed = work.may_double(None)
-        control(node, *clearing)
+        clearing(node)
     _check_end(ended)
     await_publishing(ground)
     lost, changed, doubled = work.settle()
@@ -117,11 +127,11 @@ def alarm_that_ends(job: str, ground: Ground) -> Count:
     work = work_of(job, ground, FEW)
     link = FrameLink(ground.url, Point("publish", ground.random.randint(1, 100), "after"))
     raising, clearing = ALARMS["memory"]
-    link.act = lambda: control(node, *raising)
+    link.act = lambda: raised(raising, node)
     with link:
         run = start(work, link.url, blocked_timeout_seconds="120", max_seconds="100", settle_seconds="100")
         wait(lambda: link.struck.is_set() or run.is_over, "the run to get there")
-        control(node, *clearing)
+        clearing(node)
         ended = run.end()
     # Whether an origin is there is waited for not as long as a confirm: what needed to know it may be left. Met before
     # anything was taken, an alarm ends the run at once.

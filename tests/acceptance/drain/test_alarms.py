@@ -43,7 +43,7 @@ def test_a_standing_alarm_is_named_at_once_and_nothing_is_taken(
         engine = create_engine_for(sqlite_url, connect_timeout=5)
         rows = (due(n) | {"origin_queue": ORIGIN, "properties": properties(f"due-{n}", ORIGIN)} for n in range(2))
         add(engine, *rows, at=NOW.replace(year=2020))
-        node.control("set_vm_memory_high_watermark", "0.000001")
+        node.set_memory_limit(0.000001)
 
         for job in (("drain",), ("check", DLQ, "--to", "aside"), ("lifecycle",)):
             done = program.run(*job, "--json")
@@ -59,7 +59,7 @@ def test_a_standing_alarm_is_named_at_once_and_nothing_is_taken(
         done = program.run("ingest", "--json")
         assert (done.code, done.told["counts"]["recorded"]) == (0, MESSAGES), done.said
 
-        node.control("set_vm_memory_high_watermark", "0.4")
+        node.set_memory_limit(0.4)
         done = program.run("drain", "--json")
         assert (done.code, done.told["counts"]["delayed"]) == (0, MESSAGES), done.said
         assert team.depth(RETRY_QUEUE) == 0

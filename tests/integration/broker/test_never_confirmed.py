@@ -72,7 +72,7 @@ def node() -> Iterator[RabbitNode]:
         side = Side(node.url)
         side.queue(STUCK)
         side.close()
-        node.control("eval", _SUSPEND)
+        node.evaluate(_SUSPEND)
         yield node
 
 

@@ -330,10 +330,6 @@ def test_a_queue_whose_channel_the_broker_closed_is_named(side: Side, broker_url
 @pytest.mark.slow
 def test_a_broker_that_takes_no_publishes_is_waited_for_and_then_left(work_folder: Path) -> None:
     with RabbitNode(work_folder / "rabbitmq").start() as node:
-
-        def watermark(share: str) -> None:
-            node.control("set_vm_memory_high_watermark", share)
-
         side = Side(node.url)
         side.queue(SOURCE)
         side.queue(SINK)
@@ -344,17 +340,16 @@ def test_a_broker_that_takes_no_publishes_is_waited_for_and_then_left(work_folde
             nonlocal seen
             seen += 1
             if seen == 100:
-                watermark("0.000001")
+                node.set_memory_limit(0.000001)
             return move(delivery)
 
-        # While rabbitmqctl is waited for nobody serves the connection: on a busy machine for a minute.
-        with connected(node.url, blocked_timeout=2.0, heartbeat=600) as connection:
+        with connected(node.url, blocked_timeout=2.0) as connection:
             tally = transfer(connection, take("classic", 1000), alarm)
             assert connection.is_lost
         assert tally.lost is not None
         assert "locked" in tally.lost
         assert tally.got < 1000
-        watermark("0.4")
+        node.set_memory_limit(0.4)
 
         with connected(node.url, blocked_timeout=60.0) as connection:
             depth = side.depth(SOURCE)
@@ -379,7 +374,7 @@ def test_a_message_that_is_never_confirmed_holds_up_no_other(work_folder: Path, 
             '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"stuck">>)), '
             "sys:suspend(amqqueue:get_pid(Q))."
         )
-        node.control("eval", suspend)
+        node.evaluate(suspend)
 
         def first_to_the_stuck(delivery: Delivery) -> Instruction:
             return publish(delivery, Route("", "stuck")) if body_of(delivery) == first else move(delivery)
@@ -388,7 +383,7 @@ def test_a_message_that_is_never_confirmed_holds_up_no_other(work_folder: Path, 
             run = pool.submit(transfer, connection, take(kind, 3000), first_to_the_stuck)
             side.wait(lambda: run.done() or side.depth(SINK) == len(others))
             side.close()
-            node.control("close_all_connections", "cut")
+            node.evaluate('rabbit_networking:close_connections(rabbit_networking:connections(), "cut").')
             assert run.result().lost is not None
         after = Side(node.url)
         after.wait(lambda: after.depth(SOURCE) > 0)

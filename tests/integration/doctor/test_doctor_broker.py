@@ -122,7 +122,7 @@ def test_an_alarm_in_effect(work_folder: Path, sqlite_url: str) -> None:
     with RabbitNode(work_folder / "rabbitmq").start() as node:
         patient = Patient(node.url, Management(node.management_url), sqlite_url)
         assert patient.found(Code.ALARM) == {}
-        node.control("set_vm_memory_high_watermark", "0.000001")
+        node.set_memory_limit(0.000001)
         assert "memory alarm" in patient.found(Code.ALARM)["broker"].what
 
 
