@@ -95,17 +95,17 @@ def _run(given: list[str]) -> int:
         is_completing = bool(os.environ.get("_DLQBATCH_COMPLETE"))
         if not given and not is_completing:
             # A cold start from cron or a container: the parser and its tables would double the time it takes.
-            from dlqbatch.cli.run import run_job  # noqa: PLC0415  (each way loads what it needs)
+            from dlqbatch.cli.run import run_job
 
             return run_job(None)
-        from dlqbatch.cli.commands import run_command  # noqa: PLC0415  (loaded by the one way that needs it)
+        from dlqbatch.cli.commands import run_command
 
         # `handler.py --json` runs the same job as `handler.py` alone.
         if is_completing or not given[0].startswith("-") or given[0].partition("=")[0] in _OF_THE_PROGRAM:
             return run_command(given)
         return run_command([_job(given), *given], names_job=False)
     except KeyboardInterrupt:
-        from dlqbatch.cli.failure import say  # noqa: PLC0415  (loaded by the one way that needs it)
+        from dlqbatch.cli.failure import say
 
         say("KeyboardInterrupt", "interrupted", INTERRUPTED, as_json="--json" in given)
         return INTERRUPTED
@@ -121,9 +121,9 @@ def _run(given: list[str]) -> int:
 
 def _job(given: list[str]) -> str:
     """The job that the settings name; which of them is wrong is said by the job itself, when it reads them all."""
-    from dlqbatch.errors import DlqbatchError  # noqa: PLC0415  (only for options without a job)
-    from dlqbatch.settings import load  # noqa: PLC0415  (loaded by the one way that needs it)
-    from dlqbatch.settings.sources import CONFIG_VARIABLE  # noqa: PLC0415  (loaded by the one way that needs it)
+    from dlqbatch.errors import DlqbatchError
+    from dlqbatch.settings import load
+    from dlqbatch.settings.sources import CONFIG_VARIABLE
 
     words = [part for word in given for part in _flag_and_value(word)]
     environ, jobs = dict(os.environ), {}
@@ -146,13 +146,13 @@ def _flag_and_value(word: str) -> list[str]:
 
 
 def _unexpected(error: Exception, given: list[str]) -> int:
-    from dlqbatch.cli.failure import unexpected  # noqa: PLC0415  (loaded by the one way that needs it)
+    from dlqbatch.cli.failure import unexpected
 
     return unexpected(error, as_json="--json" in given)
 
 
 def _not_installed(package: str, *, as_json: bool) -> int:
-    from dlqbatch.cli.failure import say  # noqa: PLC0415  (loaded by the one way that needs it)
+    from dlqbatch.cli.failure import say
 
     text = (
         f"the package '{package}' is not installed for {sys.executable}. Nothing was done. Run "

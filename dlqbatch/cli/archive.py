@@ -10,11 +10,11 @@ import typer
 
 from dlqbatch.cli import timeline
 from dlqbatch.cli.failure import PARTIAL
-from dlqbatch.cli.options import Actor, AsJson, Config, DryRun, Settings, configured, person
+from dlqbatch.cli.options import Actor, AsJson, Commands, DryRun, Full, JournalReason, Settings
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark, show_changes
 from dlqbatch.retain.archive import archive as cold_archive
 
-app = typer.Typer(
+app = Commands(
     help="""Cold storage: what retain has put there, and the way back.
 
     dlqbatch archive list --verify
@@ -28,9 +28,8 @@ _WHICH: Final = "The number that a message had in the dead store, or its identit
 
 @app.command("list")
 def list_parts(
-    settings: Settings = None,
-    config: Config = None,
     *,
+    settings: Settings,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every part and compare it with its checksums.")
     ] = False,
@@ -40,7 +39,7 @@ def list_parts(
 
     dlqbatch archive list --verify
     """
-    archive = cold_archive(configured(settings, config))
+    archive = cold_archive(settings)
     found = archive.survey()
     read = archive.verify(found) if verify else {}
     wrong = {damage.part: damage.why for damage in found.damaged}
@@ -83,10 +82,9 @@ def list_parts(
 @app.command()
 def show(
     which: Annotated[str, typer.Argument(metavar="ID", help=_WHICH)],
-    settings: Settings = None,
-    config: Config = None,
     *,
-    full: Annotated[bool, typer.Option("--full", help="The whole body, stack and headers, however long.")] = False,
+    settings: Settings,
+    full: Full = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the newest cold copy of a message, as it was when it was copied.
@@ -95,7 +93,7 @@ def show(
 
     dlqbatch archive show 4711
     """
-    found, part = cold_archive(configured(settings, config)).show(which)
+    found, part = cold_archive(settings).show(which)
     if as_json:
         print_json(found.as_dict() | {"part": part})
         return
@@ -105,11 +103,10 @@ def show(
 @app.command()
 def restore(
     which: Annotated[list[str], typer.Argument(metavar="ID", help=_WHICH)],
-    reason: Annotated[str, typer.Option("--reason", help="Why; it goes into the journal.")],
-    settings: Settings = None,
-    config: Config = None,
+    reason: JournalReason,
     *,
-    actor: Actor = None,
+    settings: Settings,
+    actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -119,10 +116,10 @@ def restore(
 
     dlqbatch archive restore 4711 --reason "asked for by the auditors"
     """
-    archive = cold_archive(configured(settings, config))
+    archive = cold_archive(settings)
     # Each once, also a number that is written in two ways: then there is one change for each, in their order.
     asked = list({_plain_number(one): one for one in which}.values())
-    done = archive.restore(asked, actor=person(actor), reason=reason, dry_run=dry_run)
+    done = archive.restore(asked, actor=actor, reason=reason, dry_run=dry_run)
     named = zip(asked, done.changes, strict=True)
     changes = tuple(replace(change, asked=one, id=change.id or None) for one, change in named)
     show_changes(replace(done, changes=changes), "restored", as_json=as_json)

@@ -11,7 +11,8 @@ import typer
 
 from dlqbatch import __version__
 from dlqbatch.cli.failure import failed, say, tell_job
-from dlqbatch.cli.help_pages import Contents, Page
+from dlqbatch.cli.help_pages import Contents
+from dlqbatch.cli.options import Commands
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.jobs import JOBS
 
@@ -35,7 +36,7 @@ def application(first: str | None = None) -> typer.Typer:
     Any other word gets all of them: to list them, or to guess which one was meant.
     """
     is_known = first in COMMANDS
-    app = typer.Typer(
+    app = Commands(
         name="dlqbatch",
         cls=Contents,
         no_args_is_help=True,
@@ -48,11 +49,9 @@ def application(first: str | None = None) -> typer.Typer:
         for name in (one for one in names if one == first or not is_known):
             module = import_module(f"dlqbatch.cli.{_MODULES.get(name, name)}")
             if name in _FAMILIES:
-                for command in module.app.registered_commands:
-                    command.cls = Page
                 app.add_typer(module.app, name=name, cls=Contents, rich_help_panel=panel)
             else:
-                app.command(cls=Page, rich_help_panel=panel)(getattr(module, name))
+                app.command(rich_help_panel=panel)(getattr(module, name))
     return app
 
 

@@ -10,10 +10,10 @@ from typing import Annotated, Final
 
 import typer
 
-from dlqbatch.cli.options import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.options import AsJson, Commands, DryRun, Settings
 from dlqbatch.cli.printing import print_table, remark
 
-app = typer.Typer(
+app = Commands(
     help="""The schema of the database.
 
     dlqbatch db upgrade
@@ -30,26 +30,23 @@ class Dialect(StrEnum):
 
 
 @app.command()
-def upgrade(
-    settings: Settings = None, config: Config = None, *, dry_run: DryRun = False, as_json: AsJson = False
-) -> None:
+def upgrade(settings: Settings, *, dry_run: DryRun = False, as_json: AsJson = False) -> None:
     """Bring the schema up to date; an existing dlq_event_config is adopted as it is.
 
     dlqbatch db upgrade --dry-run
     dlqbatch db upgrade
     """
-    loaded = configured(settings, config)
-    from dlqbatch.store import migrate  # noqa: PLC0415  (Alembic, which nothing else needs)
+    from dlqbatch.store import migrate
 
-    url = loaded.database_url.get_secret_value()
-    shown: dict[str, object] = {"database": str(loaded.database_url)}
+    url = settings.database_url.get_secret_value()
+    shown: dict[str, object] = {"database": str(settings.database_url)}
     if dry_run:
-        would = migrate.planned(url, connect_timeout=loaded.connect_timeout_seconds)
+        would = migrate.planned(url, connect_timeout=settings.connect_timeout_seconds)
         shown |= {"before": would.before, "after": would.after}
     else:
-        if loaded.database_url_is_default:
+        if settings.database_url_is_default:
             Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        done = migrate.upgrade(url, connect_timeout=loaded.connect_timeout_seconds)
+        done = migrate.upgrade(url, connect_timeout=settings.connect_timeout_seconds)
         shown |= {"before": done.before, "after": done.after}
     if not as_json:
         shown["before"] = shown["before"] or _NONE
@@ -58,17 +55,18 @@ def upgrade(
 
 
 @app.command()
-def current(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
+def current(settings: Settings, *, as_json: AsJson = False) -> None:
     """Show the schema's version, and the newest that there is; none before the first upgrade.
 
     dlqbatch db current
     """
-    loaded = configured(settings, config)
-    from dlqbatch.store import migrate  # noqa: PLC0415  (Alembic, which nothing else needs)
+    from dlqbatch.store import migrate
 
-    version = migrate.current(loaded.database_url.get_secret_value(), connect_timeout=loaded.connect_timeout_seconds)
+    version = migrate.current(
+        settings.database_url.get_secret_value(), connect_timeout=settings.connect_timeout_seconds
+    )
     newest = migrate.latest()
-    shown = {"database": str(loaded.database_url), "version": version, "newest": newest}
+    shown = {"database": str(settings.database_url), "version": version, "newest": newest}
     if not as_json:
         shown["version"] = version or _NONE
     print_table([shown], tuple(shown), as_json=as_json)
@@ -84,7 +82,7 @@ def sql(
 
     dlqbatch db sql sqlite
     """
-    from dlqbatch.store import migrate  # noqa: PLC0415  (as above)
+    from dlqbatch.store import migrate
 
     text = migrate.sql(dialect.value)
     sys.stdout.write(json.dumps({"dialect": dialect.value, "sql": text}) + "\n" if as_json else text)
@@ -96,7 +94,7 @@ def grants(*, as_json: AsJson = False) -> None:
 
     dlqbatch db grants
     """
-    from dlqbatch.store import migrate  # noqa: PLC0415  (as above)
+    from dlqbatch.store import migrate
 
     text = migrate.grants()
     sys.stdout.write(json.dumps({"dialect": Dialect.postgresql, "sql": text}) + "\n" if as_json else text)

@@ -17,7 +17,7 @@ from rich.console import Console
 from dlqbatch import logs
 from dlqbatch.aws.secrets import fetch
 from dlqbatch.cli.failure import failed
-from dlqbatch.cli.options import AsJson, Settings, overrides
+from dlqbatch.cli.options import AsJson, SettingPairs, overrides
 from dlqbatch.demo import drawing
 from dlqbatch.demo.run import own_settings, perform
 from dlqbatch.demo.scenario import PARTS, REAL_TTLS, SCALED_TTLS, Result, Trail
@@ -26,7 +26,7 @@ from dlqbatch.settings import load, secrets_of
 
 
 def demo(
-    settings: Settings = None,
+    settings: SettingPairs = None,
     *,
     real_time: Annotated[
         bool, typer.Option("--real-time", help="Wait 10, 15 and 20 seconds in the tiers, not fractions of them.")

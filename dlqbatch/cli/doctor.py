@@ -8,7 +8,7 @@ from typing import Final
 
 import typer
 
-from dlqbatch.cli.options import AsJson, Config, Settings, configured
+from dlqbatch.cli.options import AsJson, Settings
 from dlqbatch.cli.printing import print_json, remark
 from dlqbatch.doctor.findings import Finding, Severity
 from dlqbatch.doctor.job import Diagnosis, diagnose
@@ -17,18 +17,15 @@ from dlqbatch.logs import plain
 _SERIOUS: Final = 1
 """The exit code when something serious was found."""
 
-app = typer.Typer()
 
-
-@app.command()
-def doctor(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
+def doctor(settings: Settings, *, as_json: AsJson = False) -> None:
     """Look at the broker and the database, and name what will bite, with the command that puts it right.
 
     It changes nothing.
 
     dlqbatch doctor
     """
-    found = diagnose(configured(settings, config))
+    found = diagnose(settings)
     if as_json:
         print_json(found.as_dict())
     else:

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from dlqbatch.amqp.readable import BodyForm
-from dlqbatch.cli.options import ROW_ID, Actor, AsJson, Config, DryRun, Settings, configured, person
+from dlqbatch.cli.options import Actor, AsJson, DryRun, JournalReason, RowId, Settings
 from dlqbatch.cli.printing import print_json, print_lines, remark
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.logs import plain
@@ -28,10 +28,9 @@ class EditorFailed(DlqbatchError):
 
 
 def edit(
-    row_id: Annotated[int, ROW_ID],
-    settings: Settings = None,
-    config: Config = None,
+    row_id: RowId,
     *,
+    settings: Settings,
     body_file: Annotated[
         str | None, typer.Option("--body-file", metavar="FILE", help="The new body; - reads it from stdin.")
     ] = None,
@@ -46,8 +45,8 @@ def edit(
         bool,
         typer.Option("--force", help="Take a body that should be JSON and is not, and a message that is resolved."),
     ] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it goes into the journal.")] = "edited",
-    actor: Actor = None,
+    reason: JournalReason = "edited",
+    actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -57,9 +56,9 @@ def edit(
 
     dlqbatch messages edit 4711 --set-header tenant=blue --reason "wrong tenant"
     """
-    editing = Editing(store_for(configured(settings, config)))
+    editing = Editing(store_for(settings))
     headers = header_edits(_pairs(set_headers or ()), remove_headers or ())
-    who = person(actor)
+    who = actor
     body = typed = None
     if body_file is not None:
         body = _read(body_file)

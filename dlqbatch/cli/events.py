@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from dlqbatch.cli.options import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.options import AsJson, Commands, DryRun, Settings
 from dlqbatch.cli.printing import print_table
 from dlqbatch.drain.event_config import event_config, load_policy
 from dlqbatch.logs import plain
 
-app = typer.Typer(
+app = Commands(
     help="""The policy: which events are retried, and how often.
 
     dlqbatch events list
@@ -27,23 +27,22 @@ _NOT_FOUND = 1
 
 
 @app.command("list")
-def list_events(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
+def list_events(settings: Settings, *, as_json: AsJson = False) -> None:
     """Every event of the table dlq_event_config and of application.properties.
 
     dlqbatch events list
     """
-    loaded = configured(settings, config)
     rows: list[dict[str, object]] = [
         {"event": row.name, "max_retries": row.max_retries, "from": "table", "id": row.id}
-        for row in event_config(loaded).read()
+        for row in event_config(settings).read()
     ]
     rows += [
         {"event": name, "max_retries": retries, "from": "application.properties", "id": None}
-        for name, retries in loaded.events.items()
+        for name, retries in settings.events.items()
     ]
     print_table(rows, ("event", "max_retries", "from", "id"), as_json=as_json)
     if not as_json:
-        sys.stdout.write(f"An event without a number gets {loaded.default_max_retries} retries.\n")
+        sys.stdout.write(f"An event without a number gets {settings.default_max_retries} retries.\n")
 
 
 @app.command("set")
@@ -53,9 +52,8 @@ def set_event(
         int | None,
         typer.Argument(help="Delayed retries after the first failure; without it, the default number."),
     ] = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
+    settings: Settings,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +61,7 @@ def set_event(
 
     dlqbatch events set 'payments.#' 3
     """
-    store = event_config(configured(settings, config))
+    store = event_config(settings)
     if dry_run:
         counting = max((row.id for row in store.read() if row.name == name), default=None)
         done, row_id = "would be added" if counting is None else "would be changed", counting
@@ -74,14 +72,12 @@ def set_event(
 
 
 @app.command("remove")
-def remove_event(
-    name: Name, settings: Settings = None, config: Config = None, *, dry_run: DryRun = False, as_json: AsJson = False
-) -> None:
+def remove_event(name: Name, settings: Settings, *, dry_run: DryRun = False, as_json: AsJson = False) -> None:
     """Take an event out of the table; if nothing else names it, its messages become dead letters.
 
     dlqbatch events remove 'payments.#'
     """
-    store = event_config(configured(settings, config))
+    store = event_config(settings)
     number = len([row for row in store.read() if row.name == name]) if dry_run else store.remove(name)
     word = "would be removed" if dry_run else "removed"
     shown = {"event": name, "rows": number, "done": word if number else "nothing: the table does not hold it"}
@@ -92,16 +88,15 @@ def remove_event(
 @app.command("test")
 def explain_event(
     routing_key: Annotated[str, typer.Argument(help="The routing key that a message failed with.")],
-    settings: Settings = None,
-    config: Config = None,
     *,
+    settings: Settings,
     as_json: AsJson = False,
 ) -> None:
     """Tell what the policy says of a routing key, and which rule says it.
 
     dlqbatch events test payments.created
     """
-    rule = load_policy(configured(settings, config)).explain(routing_key)
+    rule = load_policy(settings).explain(routing_key)
     if as_json:
         shown = {
             "event": routing_key,

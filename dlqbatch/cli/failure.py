@@ -67,7 +67,7 @@ def say(kind: str, text: str, code: int, *, as_json: bool) -> None:
 def _stated_format() -> logs.Format:
     """For what goes wrong before the settings are read: a mistyped option, a package that is missing."""
     try:
-        from dlqbatch.settings import stated_format  # noqa: PLC0415  (it may be what cannot be loaded)
+        from dlqbatch.settings import stated_format
     except ImportError:
         return "auto"
     return stated_format()

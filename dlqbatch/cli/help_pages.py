@@ -115,7 +115,7 @@ def _is_example(paragraph: str) -> bool:
 
 
 def _print(command: Any, context: Any) -> None:
-    from rich.console import Console  # noqa: PLC0415  (a command that is run needs none of it)
+    from rich.console import Console
 
     console = Console(highlight=False)
     for line in _lines(command, context, min(console.width, _WIDEST)):
@@ -123,7 +123,7 @@ def _print(command: Any, context: Any) -> None:
 
 
 def _lines(command: Any, context: Any, width: int) -> Iterator[Text]:
-    from rich.text import Text  # noqa: PLC0415  (only a help page needs it)
+    from rich.text import Text
 
     yield Text.assemble(("Usage: ", "bold"), usage(command, context, context.command_path))
     for one in paragraphs(command):
@@ -167,13 +167,13 @@ def _panels(command: Any) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _heading(title: str) -> Sequence[Text]:
-    from rich.text import Text  # noqa: PLC0415  (only a help page needs it)
+    from rich.text import Text
 
     return Text(""), Text(f"{title}:", style="bold")
 
 
 def _entry(name: str, meaning: str, longest: int, width: int) -> Iterator[Text]:
-    from rich.text import Text  # noqa: PLC0415  (only a help page needs it)
+    from rich.text import Text
 
     first, *rest = _wrapped(meaning, width, longest + 4) or [""]
     if len(name) > longest:

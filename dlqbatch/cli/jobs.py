@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 
-from dlqbatch.cli.options import (
-    AsJson,
-    Config,
-    DryRun,
-    MaxBytes,
-    MaxMessages,
-    MaxSeconds,
-    Prometheus,
-    Settings,
-    list_of,
-    overrides,
-)
-from dlqbatch.cli.run import run_job
+from dlqbatch.cli.options import AsJson, ConfigFile, DryRun, MadeBy, Prometheus, SettingPairs, overrides
 from dlqbatch.settings.sources import Spelled
 
 
-def drain(
-    settings: Settings = None,
-    config: Config = None,
+def _bounds(
     *,
-    max_messages: MaxMessages = None,
-    max_bytes: MaxBytes = None,
-    max_seconds: MaxSeconds = None,
+    max_messages: Annotated[
+        int | None, typer.Option(help="Take at most so many messages; else as the setting says.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Stop taking after so many bytes of bodies, such as 64MiB.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Take messages for at most so many seconds.")
+    ] = None,
+) -> dict[str, object]:
+    return {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
+
+
+def _run(
+    *, settings: SettingPairs = None, config: ConfigFile = None, dry_run: DryRun = False, as_json: AsJson = False
+) -> Callable[[str, Mapping[str, object]], NoReturn]:
+    def run(job: str, flags: Mapping[str, object]) -> NoReturn:
+        from dlqbatch.cli.run import run_job
+
+        raise typer.Exit(run_job(job, overrides(settings, flags), config=config, dry_run=dry_run, as_json=as_json))
+
+    return run
+
+
+Bounds: TypeAlias = Annotated[dict[str, object], MadeBy(_bounds)]
+Run: TypeAlias = Annotated[Callable[[str, Mapping[str, object]], NoReturn], MadeBy(_run)]
+"""Runs a job with the settings that its own options name, and ends the command with its exit code."""
+
+
+def _one_setting(queues: list[str] | None) -> str | None:
+    """The queues of an argument as a setting has them."""
+    if queues is not None and not all(queue.strip() for queue in queues):
+        raise typer.BadParameter("a queue's name is empty; leave it out to take the queues that the setting names")
+    return ",".join(queues) if queues else None
+
+
+def drain(
+    *,
+    bounds: Bounds,
     allow_empty_policy: Annotated[
         bool,
         typer.Option(
@@ -36,17 +59,14 @@ def drain(
             help="Run although not a single event is configured: every failed message becomes a dead letter.",
         ),
     ] = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    run: Run,
 ) -> None:
     """Take what failed and decide by the policy: delay it, return it, or dead-letter it.
 
     dlqbatch drain --dry-run
     dlqbatch drain --max-messages 1000
     """
-    given = {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
-    given["allow_empty_policy"] = allow_empty_policy or None
-    raise typer.Exit(run_job("drain", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
+    run("drain", {**bounds, "allow_empty_policy": allow_empty_policy or None})
 
 
 def ingest(
@@ -54,23 +74,16 @@ def ingest(
         list[str] | None,
         typer.Argument(help="Dead-letter queues, or wildcards such as 'dlq.*'; else as the setting says."),
     ] = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
-    max_messages: MaxMessages = None,
-    max_bytes: MaxBytes = None,
-    max_seconds: MaxSeconds = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    bounds: Bounds,
+    run: Run,
 ) -> None:
     """Take dead letters out of their queues into the dead store: committed first, then acknowledged.
 
     dlqbatch ingest
     dlqbatch ingest 'dlq.*' --dry-run
     """
-    given = {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
-    given["ingest_queues"] = list_of(queues)
-    raise typer.Exit(run_job("ingest", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
+    run("ingest", {**bounds, "ingest_queues": _one_setting(queues)})
 
 
 def check(
@@ -78,8 +91,6 @@ def check(
         list[str] | None,
         typer.Argument(help="Queues, or wildcards such as 'dlq.*'; else as the setting says."),
     ] = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
     max_deaths: Annotated[
         int | None, typer.Option(help="Move what has failed more often than this; else as the setting says.")
@@ -90,9 +101,7 @@ def check(
             metavar="QUEUE", help="Where to move it; 'dead.*' takes what the source's * stood for. Declared if missing."
         ),
     ] = None,
-    max_messages: MaxMessages = None,
-    max_bytes: MaxBytes = None,
-    max_seconds: MaxSeconds = None,
+    bounds: Bounds,
     allow_delivery_cost: Annotated[
         bool,
         typer.Option(
@@ -100,41 +109,30 @@ def check(
             help="Look through quorum queues although it can cost the messages a delivery of their limit.",
         ),
     ] = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    run: Run,
 ) -> None:
     """Look at every message once: move what has failed too often to another queue, leave the rest in its place.
 
     dlqbatch check orders.dlq --max-deaths 5 --to dead.orders --dry-run
     """
-    given = {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
-    given |= {"check_queues": list_of(queues), "check_max_deaths": max_deaths, "check_target": to}
-    given["allow_delivery_cost"] = allow_delivery_cost or None
-    raise typer.Exit(run_job("check", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
+    of_check = {"check_queues": _one_setting(queues), "check_max_deaths": max_deaths, "check_target": to}
+    run("check", {**bounds, **of_check, "allow_delivery_cost": allow_delivery_cost or None})
 
 
 def lifecycle(
-    settings: Settings = None,
-    config: Config = None,
     *,
-    max_messages: MaxMessages = None,
-    max_bytes: MaxBytes = None,
-    max_seconds: MaxSeconds = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    bounds: Bounds,
+    run: Run,
 ) -> None:
     """Send dead messages whose time has come again, and resolve those that stayed away.
 
     dlqbatch lifecycle --dry-run
     dlqbatch lifecycle
     """
-    given = {"max_messages": max_messages, "max_bytes": max_bytes, "max_seconds": max_seconds}
-    raise typer.Exit(run_job("lifecycle", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
+    run("lifecycle", bounds)
 
 
 def retain(
-    settings: Settings = None,
-    config: Config = None,
     *,
     max_messages: Annotated[
         int | None, typer.Option(help="Archive or delete at most so many messages; without it, all.")
@@ -142,33 +140,28 @@ def retain(
     max_seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Begin nothing after so many seconds.")
     ] = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    run: Run,
 ) -> None:
     """Delete what was resolved long ago; move what failed long ago to cold storage, verified before anything goes.
 
     dlqbatch retain --dry-run
     dlqbatch retain --max-messages 10000
     """
-    given: dict[str, object] = {
+    bounds: dict[str, object] = {
         Spelled("retain_max_messages", "--max-messages"): max_messages,
         Spelled("retain_max_seconds", "--max-seconds"): max_seconds,
     }
-    raise typer.Exit(run_job("retain", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
+    run("retain", bounds)
 
 
 def monitor(
-    settings: Settings = None,
-    config: Config = None,
     *,
     prometheus: Prometheus = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    run: Run,
 ) -> None:
     """Measure the dead store; fire and end alerts, and tell of them. It needs no broker.
 
     dlqbatch monitor
     dlqbatch monitor --prometheus /var/lib/node_exporter/dlqbatch.prom
     """
-    given = {"prometheus_file": None if prometheus is None else str(prometheus)}
-    raise typer.Exit(run_job("monitor", overrides(settings, given), config=config, dry_run=dry_run, as_json=as_json))
+    run("monitor", {"prometheus_file": None if prometheus is None else str(prometheus)})

@@ -13,21 +13,15 @@ from dlqbatch.cli.options import (
     Actor,
     After,
     AsJson,
-    Config,
+    Commands,
     DryRun,
-    ErrorType,
-    Event,
-    Group,
-    Ids,
+    FilterOptions,
+    Full,
+    JournalReason,
     Limit,
-    Origin,
+    RowId,
+    RowIds,
     Settings,
-    Since,
-    Statuses,
-    Text,
-    Until,
-    configured,
-    person,
 )
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark, show_changes
 from dlqbatch.cli.replay import replay_messages
@@ -37,7 +31,7 @@ from dlqbatch.store.access import store_for
 from dlqbatch.store.filters import Filters, parse_time
 from dlqbatch.store.text import json_ready
 
-app = typer.Typer(
+app = Commands(
     help="""Dead messages in the dead store: look at them, edit, replay, discard and restore them.
 
     dlqbatch messages groups
@@ -52,17 +46,9 @@ _LONGEST_SAMPLE: Final = 200
 
 @app.command("list")
 def list_messages(
-    settings: Settings = None,
-    config: Config = None,
     *,
-    statuses: Statuses = None,
-    error_type: ErrorType = None,
-    group: Group = None,
-    event: Event = None,
-    origin: Origin = None,
-    since: Since = None,
-    until: Until = None,
-    text: Text = None,
+    settings: Settings,
+    filters: FilterOptions,
     limit: Limit = 50,
     after: After = None,
     as_json: AsJson = False,
@@ -72,17 +58,7 @@ def list_messages(
     dlqbatch messages list --status manual --status failed
     dlqbatch messages list --origin orders --since 2030-06-01 --limit 200
     """
-    store = MessageActions(store_for(configured(settings, config)))
-    filters = Filters.parse(
-        statuses=statuses,
-        error_type=error_type,
-        group=group,
-        event=event,
-        origin=origin,
-        since=since,
-        until=until,
-        text=text,
-    )
+    store = MessageActions(store_for(settings))
     page = store.page(filters, limit, after)
     if as_json:
         print_json(json_ready(page))
@@ -111,9 +87,8 @@ def list_messages(
 @app.command()
 def search(
     text: Annotated[str, typer.Argument(help="Somewhere in the failure, the reason or an id.")],
-    settings: Settings = None,
-    config: Config = None,
     *,
+    settings: Settings,
     limit: Limit = 50,
     after: After = None,
     as_json: AsJson = False,
@@ -124,22 +99,14 @@ def search(
 
     dlqbatch messages search "timed out"
     """
-    list_messages(settings, config, text=text, limit=limit, after=after, as_json=as_json)
+    list_messages(settings=settings, filters=Filters.parse(text=text), limit=limit, after=after, as_json=as_json)
 
 
 @app.command()
 def groups(
-    settings: Settings = None,
-    config: Config = None,
     *,
-    statuses: Statuses = None,
-    error_type: ErrorType = None,
-    group: Group = None,
-    event: Event = None,
-    origin: Origin = None,
-    since: Since = None,
-    until: Until = None,
-    text: Text = None,
+    settings: Settings,
+    filters: FilterOptions,
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -150,17 +117,7 @@ def groups(
     dlqbatch messages groups
     dlqbatch messages groups --event orders.created --limit 10
     """
-    store = MessageActions(store_for(configured(settings, config)))
-    filters = Filters.parse(
-        statuses=statuses,
-        error_type=error_type,
-        group=group,
-        event=event,
-        origin=origin,
-        since=since,
-        until=until,
-        text=text,
-    )
+    store = MessageActions(store_for(settings))
     found = store.groups(filters, limit)
     if as_json:
         print_json(json_ready(found))
@@ -190,11 +147,10 @@ def groups(
 
 @app.command()
 def show(
-    row_id: Annotated[int, ROW_ID],
-    settings: Settings = None,
-    config: Config = None,
+    row_id: RowId,
     *,
-    full: Annotated[bool, typer.Option("--full", help="The whole body, stack and headers, however long.")] = False,
+    settings: Settings,
+    full: Full = False,
     as_json: AsJson = False,
 ) -> None:
     """Show one message: what is known, what happened to it, its headers and its body.
@@ -203,7 +159,7 @@ def show(
 
     dlqbatch messages show 4711
     """
-    found = MessageActions(store_for(configured(settings, config))).show(row_id)
+    found = MessageActions(store_for(settings)).show(row_id)
     if as_json:
         print_json(found.as_dict())
         return
@@ -213,9 +169,8 @@ def show(
 @app.command()
 def journal(
     row_id: Annotated[int | None, ROW_ID] = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
+    settings: Settings,
     actor: Annotated[
         str | None,
         typer.Option(
@@ -231,7 +186,7 @@ def journal(
     dlqbatch messages journal 4711
     dlqbatch messages journal --actor lifecycle --since 2030-06-01
     """
-    store = MessageActions(store_for(configured(settings, config)))
+    store = MessageActions(store_for(settings))
     found = store.journal(row_id, actor=actor, since=parse_time(since) if since is not None else None, limit=limit)
     if as_json:
         print_json(json_ready(found))
@@ -257,22 +212,14 @@ def journal(
 
 @app.command()
 def discard(
-    reason: Annotated[str, typer.Option("--reason", help="Why; it goes into the journal.")],
+    reason: JournalReason,
     row_ids: Annotated[list[int] | None, ROW_ID] = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
-    statuses: Statuses = None,
-    error_type: ErrorType = None,
-    group: Group = None,
-    event: Event = None,
-    origin: Origin = None,
-    since: Since = None,
-    until: Until = None,
-    text: Text = None,
+    settings: Settings,
+    filters: FilterOptions,
     everything: Annotated[bool, typer.Option("--all", help="Everything that is not over yet.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; a filter and --all need this.")] = False,
-    actor: Actor = None,
+    actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -283,21 +230,11 @@ def discard(
     """
     if not row_ids and not (yes or dry_run):
         raise typer.BadParameter("to discard by a filter, or --all, takes --yes too; --dry-run shows what it would be")
-    store = MessageActions(store_for(configured(settings, config)))
-    filters = Filters.parse(
-        statuses=statuses,
-        error_type=error_type,
-        group=group,
-        event=event,
-        origin=origin,
-        since=since,
-        until=until,
-        text=text,
-    )
+    store = MessageActions(store_for(settings))
     done = store.discard(
         row_ids or (),
         filters,
-        actor=person(actor),
+        actor=actor,
         reason=reason,
         everything=everything,
         dry_run=dry_run,
@@ -307,12 +244,11 @@ def discard(
 
 @app.command()
 def restore(
-    row_ids: Ids,
-    settings: Settings = None,
-    config: Config = None,
+    row_ids: RowIds,
     *,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it goes into the journal.")] = "restored",
-    actor: Actor = None,
+    settings: Settings,
+    reason: JournalReason = "restored",
+    actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -320,8 +256,8 @@ def restore(
 
     dlqbatch messages restore 4711 --reason "wrong group"
     """
-    store = MessageActions(store_for(configured(settings, config)))
-    done = store.restore(row_ids, actor=person(actor), reason=reason, dry_run=dry_run)
+    store = MessageActions(store_for(settings))
+    done = store.restore(row_ids, actor=actor, reason=reason, dry_run=dry_run)
     show_changes(done, "restored", as_json=as_json)
 
 

@@ -1,48 +1,89 @@
-"""Options and arguments that several commands have, and what they mean for the settings."""
+"""Options that several commands have, and what a command is handed for them.
+
+A parameter of a command may be made of several options: its annotation names the function that makes it, and the
+function's parameters are the options.
+"""
 
 from __future__ import annotations
 
 import getpass
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, get_args
 
 import typer
 
 from dlqbatch import logs
 from dlqbatch import settings as configuration
-from dlqbatch.cli.run import settings_from
+from dlqbatch.cli.help_pages import Page
 from dlqbatch.settings.sources import Spelled
 from dlqbatch.store.states import Status
 
+if TYPE_CHECKING:  # it needs SQLAlchemy, which a help page does not
+    from dlqbatch.store.filters import Filters
+
+
+class MadeBy(NamedTuple):
+    """The mark in a parameter's annotation: this function makes its value, of the options that are its parameters."""
+
+    function: Callable[..., Any]
+
+
+class Commands(typer.Typer):
+    """Commands with our help pages, whose parameters may be made of several options."""
+
+    def command(self, name: str | None = None, **rest: Any) -> Callable[[Any], Any]:
+        register = super().command(name, cls=Page, **rest)
+
+        def add(function: Any) -> Any:
+            register(_with_single_options(function))
+            return function
+
+        return add
+
+
+def _with_single_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as Typer needs it: with one parameter for each option."""
+
+    @wraps(command)
+    def run(**options: object) -> None:
+        _call(command, options)
+
+    found = _single_options(command)
+    run.__signature__ = Signature(list(found.values()))  # type: ignore[attr-defined]  # what `signature` reads first
+    run.__annotations__ = {name: option.annotation for name, option in found.items()}
+    return run
+
+
+def _single_options(function: Callable[..., Any]) -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    for name, parameter in signature(function, eval_str=True).parameters.items():
+        maker = _maker(parameter)
+        found |= {name: parameter.replace(kind=Parameter.KEYWORD_ONLY)} if maker is None else _single_options(maker)
+    return found
+
+
+def _call(function: Callable[..., Any], options: Mapping[str, object]) -> Any:
+    makers = {name: _maker(each) for name, each in signature(function, eval_str=True).parameters.items()}
+    values = {name: options[name] if maker is None else _call(maker, options) for name, maker in makers.items()}
+    return function(**values)
+
+
+def _maker(parameter: Parameter) -> Callable[..., Any] | None:
+    return next((mark.function for mark in get_args(parameter.annotation) if isinstance(mark, MadeBy)), None)
+
+
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; move and change nothing.")]
-Config: TypeAlias = Annotated[
+ConfigFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        help="The properties file, instead of DLQBATCH_CONFIG's.",
-    ),
+    typer.Option("--config", "-c", metavar="FILE", help="The properties file, instead of DLQBATCH_CONFIG's."),
 ]
-Settings: TypeAlias = Annotated[
+SettingPairs: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        "-s",
-        metavar="OPTION=VALUE",
-        help="Any setting of docs/settings.md. Repeatable.",
-    ),
-]
-MaxMessages: TypeAlias = Annotated[
-    int | None, typer.Option(help="Take at most so many messages; else as the setting says.")
-]
-MaxBytes: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Stop taking after so many bytes of bodies, such as 64MiB.")
-]
-MaxSeconds: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Take messages for at most so many seconds.")
+    typer.Option("--set", "-s", metavar="OPTION=VALUE", help="Any setting of docs/settings.md. Repeatable."),
 ]
 Prometheus: TypeAlias = Annotated[
     Path | None,
@@ -50,79 +91,90 @@ Prometheus: TypeAlias = Annotated[
         "--prometheus", metavar="FILE", help="Also write the metrics there, for the textfile collector of Prometheus."
     ),
 ]
+Limit: TypeAlias = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many.")]
+After: TypeAlias = Annotated[
+    str | None, typer.Option("--after", metavar="NEXT", help="The next page: what this one named as its next.")
+]
+ROW_ID: Final = typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The number of a message, as list shows it.")
+RowId: TypeAlias = Annotated[int, ROW_ID]
+RowIds: TypeAlias = Annotated[list[int], ROW_ID]
+Full: TypeAlias = Annotated[bool, typer.Option("--full", help="The whole body, stack and headers, however long.")]
+JournalReason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; it goes into the journal.")]
 
 
-def overrides(settings: list[str] | None, given: Mapping[str, object] | None = None) -> dict[str, object]:
-    """What the command line says of the settings; a flag of its own wins over --set."""
+def overrides(pairs: list[str] | None, flags: Mapping[str, object] | None = None) -> dict[str, object]:
+    """The settings that the command line names; a flag of its own wins over --set."""
     found: dict[str, object] = {}
-    for pair in settings or ():
+    for pair in pairs or ():
         option, equals, value = pair.partition("=")
         if not equals:
-            # What was given may be an address with its password, so that it is not repeated.
+            # It may be an address with its password, so that the error does not repeat it.
             raise typer.BadParameter("it takes OPTION=VALUE, such as -s queue_type=quorum", param_hint="--set")
         name = option.strip().replace("-", "_")
         found[Spelled(name, f"-s {name}")] = value
-    flags = {option: value for option, value in (given or {}).items() if value is not None}
-    return {option: value for option, value in found.items() if option not in flags} | flags
+    stated = {option: value for option, value in (flags or {}).items() if value is not None}
+    return {option: value for option, value in found.items() if option not in stated} | stated
 
 
-def list_of(queues: list[str] | None) -> str | None:
-    """The queues of an argument as a setting has them."""
-    if queues is not None and not all(queue.strip() for queue in queues):
-        raise typer.BadParameter("a queue's name is empty; leave it out to take the queues that the setting names")
-    return ",".join(queues) if queues else None
-
-
-def configured(
-    settings: list[str] | None, config: Path | None, given: Mapping[str, object] | None = None
+def load_settings(
+    pairs: list[str] | None, config: Path | None, flags: Mapping[str, object] | None = None
 ) -> configuration.Settings:
-    """The settings of a command that is no run."""
-    loaded = settings_from(overrides(settings, given), config)
+    """The settings of a command that is no run, with its logs set up; what is doubtful in them is logged."""
+    from dlqbatch.cli.run import settings_from
+
+    loaded = settings_from(overrides(pairs, flags), config)
     for warning in loaded.warnings:
         logs.get(__name__).warning("settings", problem=warning)
     return loaded
 
 
-ROW_ID: Final = typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The number of a message, as list shows it.")
-Statuses: TypeAlias = Annotated[
-    list[Status] | None, typer.Option("--status", metavar="STATE", help="In this state. Repeatable.")
-]
-ErrorType: TypeAlias = Annotated[
-    str | None, typer.Option("--error-type", metavar="TYPE", help="Failed with this type of error.")
-]
-Group: TypeAlias = Annotated[
-    str | None, typer.Option("--group", metavar="GROUP", help="Of this group of equal failures.")
-]
-Event: TypeAlias = Annotated[str | None, typer.Option("--event", metavar="EVENT", help="Of this event.")]
-Origin: TypeAlias = Annotated[str | None, typer.Option("--origin", metavar="QUEUE", help="Failed in this queue.")]
-Since: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--since", "--start-date", metavar="TIME", help="Ingested then or later; a date is its first instant."
-    ),
-]
-Until: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--until", "--end-date", metavar="TIME", help="Ingested then or earlier; a date is its last instant."),
-]
-Text: TypeAlias = Annotated[
-    str | None, typer.Option("--text", help="This text anywhere in the failure, the reason or an id.")
-]
-Limit: TypeAlias = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many.")]
-After: TypeAlias = Annotated[
-    str | None, typer.Option("--after", metavar="NEXT", help="The next page: what this one named as its next.")
-]
-Ids: TypeAlias = Annotated[list[int], ROW_ID]
-Actor: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--actor", metavar="NAME", help="Who the journal says it was; else the user who runs this."),
-]
+def _settings(settings: SettingPairs = None, config: ConfigFile = None) -> configuration.Settings:
+    return load_settings(settings, config)
 
 
-def person(actor: str | None) -> str:
+def _actor(
+    actor: Annotated[
+        str | None,
+        typer.Option("--actor", metavar="NAME", help="Who the journal says it was; else the user who runs this."),
+    ] = None,
+) -> str:
     if actor is not None:
         return actor
     try:
         return getpass.getuser()
     except (OSError, KeyError):
         raise typer.BadParameter("this user has no name here; give one", param_hint="--actor") from None
+
+
+def _filters(since: Sequence[str], until: Sequence[str]) -> MadeBy:
+    """Filters of the dead store; `since` and `until` are the names of these two options."""
+    kinds: dict[str, Any] = {
+        "statuses": Annotated[
+            list[Status] | None, typer.Option("--status", metavar="STATE", help="In this state. Repeatable.")
+        ]
+    }
+    for name, option in {
+        "error_type": typer.Option("--error-type", metavar="TYPE", help="Failed with this type of error."),
+        "group": typer.Option("--group", metavar="GROUP", help="Of this group of equal failures."),
+        "event": typer.Option("--event", metavar="EVENT", help="Of this event."),
+        "origin": typer.Option("--origin", metavar="QUEUE", help="Failed in this queue."),
+        "since": typer.Option(*since, metavar="TIME", help="Ingested then or later; a date is its first instant."),
+        "until": typer.Option(*until, metavar="TIME", help="Ingested then or earlier; a date is its last instant."),
+        "text": typer.Option("--text", help="This text anywhere in the failure, the reason or an id."),
+    }.items():
+        kinds[name] = Annotated[str | None, option]
+
+    def make(**options: Any) -> Filters:
+        from dlqbatch.store.filters import Filters
+
+        return Filters.parse(**options)
+
+    options = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in kinds.items()]
+    make.__signature__ = Signature(options)  # type: ignore[attr-defined]  # what `signature` reads first
+    return MadeBy(make)
+
+
+Settings: TypeAlias = Annotated[configuration.Settings, MadeBy(_settings)]
+Actor: TypeAlias = Annotated[str, MadeBy(_actor)]
+FilterOptions: TypeAlias = Annotated["Filters", _filters(("--since", "--start-date"), ("--until", "--end-date"))]
+ReplayFilters: TypeAlias = Annotated["Filters", _filters(("--start-date", "--since"), ("--end-date", "--until"))]

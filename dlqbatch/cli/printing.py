@@ -83,9 +83,9 @@ def print_table(
     if as_json:
         sys.stdout.write(json.dumps([dict(row) for row in rows], default=str) + "\n")
         return
-    from rich.cells import cell_len  # noqa: PLC0415  (JSON needs none of it)
-    from rich.console import Console  # noqa: PLC0415  (JSON needs no rich)
-    from rich.text import Text  # noqa: PLC0415  (JSON needs no rich)
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.text import Text
 
     cells = [{column: "" if row[column] is None else plain(str(row[column])) for column in columns} for row in rows]
     widths = {column: max(map(cell_len, (column, *(row[column] for row in cells)))) for column in columns}

@@ -7,25 +7,9 @@ from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
 
+from dlqbatch import settings as configuration
 from dlqbatch.cli.failure import PARTIAL
-from dlqbatch.cli.options import (
-    ROW_ID,
-    Actor,
-    AsJson,
-    Config,
-    DryRun,
-    ErrorType,
-    Event,
-    Group,
-    Ids,
-    Limit,
-    Origin,
-    Settings,
-    Statuses,
-    Text,
-    configured,
-    person,
-)
+from dlqbatch.cli.options import ROW_ID, Actor, AsJson, Commands, DryRun, Limit, ReplayFilters, RowIds, Settings
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark
 from dlqbatch.cli.run import Progress, on_signal, print_report
 from dlqbatch.cli.timeline import time
@@ -35,9 +19,8 @@ from dlqbatch.replay import job as replay_job
 from dlqbatch.replay.abort import abort_replay
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.freeze import Selection
-from dlqbatch.store.filters import Filters
 
-app = typer.Typer(
+app = Commands(
     help="""Send dead messages back to where they failed: plan -> apply -> status or abort.
 
     `plan` freezes which messages would go and says what speaks against it. `apply` sends them, a canary first: apply
@@ -67,32 +50,14 @@ ToQueue: TypeAlias = Annotated[
 @app.command()
 def plan(
     row_ids: Annotated[list[int] | None, ROW_ID] = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
-    statuses: Statuses = None,
-    error_type: ErrorType = None,
-    group: Group = None,
-    event: Event = None,
-    origin: Origin = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--start-date", "--since", metavar="TIME", help="Ingested then or later; a date is its first instant."
-        ),
-    ] = None,
-    end: Annotated[
-        str | None,
-        typer.Option(
-            "--end-date", "--until", metavar="TIME", help="Ingested then or earlier; a date is its last instant."
-        ),
-    ] = None,
-    text: Text = None,
+    settings: Settings,
+    filters: ReplayFilters,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="The oldest so many.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything that is pending, manual or failed.")] = False,
     to_queue: ToQueue = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the plan.")] = "replay",
-    actor: Actor = None,
+    actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -103,19 +68,8 @@ def plan(
     dlqbatch replay plan --group dba642681715e5f0
     dlqbatch replay plan --text "timed out" --since 2030-06-01 --limit 1000
     """
-    filters = Filters.parse(
-        statuses=statuses,
-        error_type=error_type,
-        group=group,
-        event=event,
-        origin=origin,
-        since=start,
-        until=end,
-        text=text,
-    )
     selection = Selection(filters, tuple(row_ids or ()), everything, limit, to_queue)
-    loaded = configured(settings, config)
-    told = replay_job.plan_replay(loaded, selection, actor=person(actor), reason=reason, dry_run=dry_run).as_dict()
+    told = replay_job.plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run).as_dict()
     if as_json:
         print_json(told)
     else:
@@ -126,9 +80,8 @@ def plan(
 @app.command()
 def apply(
     name: Hash,
-    settings: Settings = None,
-    config: Config = None,
     *,
+    settings: Settings,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, max=10_000, help="Messages taken from the dead store at once.")
     ] = 100,
@@ -164,7 +117,7 @@ def apply(
     resume_stopped: Annotated[
         bool, typer.Option("--resume-stopped", help="Go on with a plan that was stopped, with a new canary.")
     ] = False,
-    actor: Actor = None,
+    actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -183,17 +136,16 @@ def apply(
         resume_stopped=resume_stopped,
     )
     if dry_run:
-        preview = replay_job.preview_replay(configured(settings, config), name, options, actor=person(actor))
+        preview = replay_job.preview_replay(settings, name, options, actor=actor)
         _end(preview, as_json=as_json)
-    _apply(name, settings, config, options, actor, as_json=as_json)
+    _apply(name, settings, options, actor, as_json=as_json)
 
 
 @app.command()
 def status(
     name: Annotated[str | None, typer.Argument(metavar="HASH", help="The plan's hash; without it, all plans.")] = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
+    settings: Settings,
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -202,15 +154,14 @@ def status(
     dlqbatch replay status
     dlqbatch replay status 1684bb502551e20c
     """
-    loaded = configured(settings, config)
     if name is not None:
-        told = replay_job.replay_status(loaded, name).as_dict()
+        told = replay_job.replay_status(settings, name).as_dict()
         if as_json:
             print_json(told)
         else:
             _show_status(told)
         return
-    plans = replay_job.replay_plans(loaded, limit)
+    plans = replay_job.replay_plans(settings, limit)
     if as_json:
         print_json([plan.as_dict() for plan in plans])
     elif plans:
@@ -239,10 +190,9 @@ def status(
 @app.command()
 def abort(
     name: Hash,
-    settings: Settings = None,
-    config: Config = None,
     *,
-    actor: Actor = None,
+    settings: Settings,
+    actor: Actor,
     as_json: AsJson = False,
 ) -> None:
     """Give a plan up: what it has not sent is as it was before, and nothing of it is sent any more.
@@ -252,9 +202,7 @@ def abort(
     dlqbatch replay abort 1684bb502551e20c
     """
     progress = Progress()
-    told = abort_replay(
-        configured(settings, config), name, actor=person(actor), stopped=on_signal(), waiting=progress.waiting
-    ).as_dict()
+    told = abort_replay(settings, name, actor=actor, stopped=on_signal(), waiting=progress.waiting).as_dict()
     progress.end()
     if as_json:
         print_json(told)
@@ -264,16 +212,15 @@ def abort(
 
 
 def replay_messages(
-    row_ids: Ids,
-    settings: Settings = None,
-    config: Config = None,
+    row_ids: RowIds,
     *,
+    settings: Settings,
     to_queue: ToQueue = None,
     rate: Annotated[
         str | None, typer.Option("--rate", metavar="RATE", help="At most so many, such as 50/s, 600/min or 10/h.")
     ] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the plan.")] = "replay",
-    actor: Actor = None,
+    actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -283,8 +230,7 @@ def replay_messages(
     """
     options = ApplyOptions(canary=False, rate=rate)
     selection = Selection(row_ids=tuple(row_ids), to_queue=to_queue)
-    loaded = configured(settings, config)
-    planned = replay_job.plan_replay(loaded, selection, actor=person(actor), reason=reason, dry_run=dry_run)
+    planned = replay_job.plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
     told = planned.as_dict()
     if dry_run or not told["size"]:
         if as_json:
@@ -296,22 +242,21 @@ def replay_messages(
         remark(f"{number} left out: {_LEFT_OUT.get(why, why)}")
     for risk in planned.risks:
         remark(f"note: {risk.says}")
-    _apply(planned.frozen.hash, settings, config, options, actor, as_json=as_json)
+    _apply(planned.frozen.hash, settings, options, actor, as_json=as_json)
 
 
 def _apply(
     name: str,
-    settings: list[str] | None,
-    config: Any,
+    settings: configuration.Settings,
     options: ApplyOptions,
-    actor: str | None,
+    actor: str,
     *,
     as_json: bool,
 ) -> None:
     progress = Progress()
     run_options = RunOptions(stopped=on_signal(), progress=progress)
     try:
-        done = replay_job.apply_replay(configured(settings, config), run_options, name, options, actor=person(actor))
+        done = replay_job.apply_replay(settings, run_options, name, options, actor=actor)
     finally:
         progress.end()
     _end(done, as_json=as_json)

@@ -6,13 +6,13 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from dlqbatch.cli.options import ROW_ID, AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.options import ROW_ID, AsJson, Commands, DryRun, Settings
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark
 from dlqbatch.lifecycle.job import rule_store
 from dlqbatch.logs import plain
 from dlqbatch.store.states import On, Strategy
 
-app = typer.Typer(
+app = Commands(
     help="""The rules: which strategy the lifecycle gives a failure.
 
     dlqbatch rules list
@@ -33,12 +33,12 @@ _COLUMNS = ("position", "name", "on", "pattern", "strategy")
 
 
 @app.command("list")
-def list_rules(settings: Settings = None, config: Config = None, *, as_json: AsJson = False) -> None:
+def list_rules(settings: Settings, *, as_json: AsJson = False) -> None:
     """List the rules in the order they are asked; the first that matches decides, and without one it is manual.
 
     dlqbatch rules list
     """
-    rules, broken = rule_store(configured(settings, config)).read()
+    rules, broken = rule_store(settings).read()
     if as_json:
         print_json(
             [
@@ -80,9 +80,8 @@ def list_rules(settings: Settings = None, config: Config = None, *, as_json: AsJ
 @app.command("set")
 def set_rule(
     name: Name,
-    settings: Settings = None,
-    config: Config = None,
     *,
+    settings: Settings,
     on: LookOn = None,
     pattern: Annotated[
         str | None,
@@ -104,9 +103,7 @@ def set_rule(
 
     dlqbatch rules set limited --pattern "rate limit|429" --strategy scheduled
     """
-    done = rule_store(configured(settings, config)).set(
-        name, on=on, pattern=pattern, strategy=strategy, position=position, dry_run=dry_run
-    )
+    done = rule_store(settings).set(name, on=on, pattern=pattern, strategy=strategy, position=position, dry_run=dry_run)
     word = "added" if done.is_new else "changed"
     shown = {column: getattr(done.rule, column) for column in _COLUMNS}
     shown["done"] = f"would be {word}" if dry_run else word
@@ -114,14 +111,12 @@ def set_rule(
 
 
 @app.command("remove")
-def remove_rule(
-    name: Name, settings: Settings = None, config: Config = None, *, dry_run: DryRun = False, as_json: AsJson = False
-) -> None:
+def remove_rule(name: Name, settings: Settings, *, dry_run: DryRun = False, as_json: AsJson = False) -> None:
     """Remove a rule; what only it knew is manual then.
 
     dlqbatch rules remove limited
     """
-    rules = rule_store(configured(settings, config))
+    rules = rule_store(settings)
     if not rules.remove(name, dry_run=dry_run):
         similar = rules.like(name)
         if as_json:
@@ -135,9 +130,8 @@ def remove_rule(
 
 @app.command("test")
 def explain_failure(
-    settings: Settings = None,
-    config: Config = None,
     *,
+    settings: Settings,
     error_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="The type of an error.")] = None,
     text: Annotated[str | None, typer.Option("--text", help="The text of an error.")] = None,
     row_id: Annotated[
@@ -153,7 +147,7 @@ def explain_failure(
     """
     if (row_id is None) == (error_type is None and text is None):
         raise typer.BadParameter("give an error with --type and --text, or a message with --message")
-    rules = rule_store(configured(settings, config))
+    rules = rule_store(settings)
     found = rules.test(error_type, text) if row_id is None else rules.test_message(row_id)
     if as_json:
         print_json(

@@ -23,7 +23,7 @@ import typer
 from dlqbatch import logs
 from dlqbatch import settings as configuration
 from dlqbatch.cli import prepare_long_process
-from dlqbatch.cli.options import AsJson, Config, DryRun, Settings, configured, overrides
+from dlqbatch.cli.options import AsJson, ConfigFile, DryRun, SettingPairs, load_settings, overrides
 from dlqbatch.cli.run import ONE_REQUEST_SECONDS
 from dlqbatch.schedule.due import JOBS, Due
 from dlqbatch.settings.sources import CONFIG_VARIABLE, option_named, variable
@@ -40,8 +40,8 @@ _NOT_IN_ORDER: Final = 1
 
 
 def schedule(
-    settings: Settings = None,
-    config: Config = None,
+    settings: SettingPairs = None,
+    config: ConfigFile = None,
     *,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -55,12 +55,12 @@ def schedule(
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _noting(signals))
-    loaded = configured(settings, config)
-    from dlqbatch.schedule.scheduler import Scheduler  # noqa: PLC0415  (what no other command needs)
+    loaded = load_settings(settings, config)
+    from dlqbatch.schedule.scheduler import Scheduler
 
     environment, arguments = _for_runs(overrides(settings), config)
     scheduler = Scheduler(
-        loaded, environment, arguments, _Teller(as_json=as_json), partial(configured, settings, config)
+        loaded, environment, arguments, _Teller(as_json=as_json), partial(load_settings, settings, config)
     )
     if dry_run:
         _show_plan(loaded, scheduler.due, as_json=as_json)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from dlqbatch.cli.options import AsJson, Config, Prometheus, Settings, configured
+from dlqbatch.cli.options import AsJson, ConfigFile, Prometheus, SettingPairs, load_settings
 from dlqbatch.cli.printing import print_json
 from dlqbatch.logs import masked, plain
 from dlqbatch.monitor.job import Overview, overview
@@ -27,8 +27,8 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 def status(
-    settings: Settings = None,
-    config: Config = None,
+    settings: SettingPairs = None,
+    config: ConfigFile = None,
     *,
     prometheus: Prometheus = None,
     as_json: AsJson = False,
@@ -38,7 +38,7 @@ def status(
     dlqbatch status
     """
     given = {"prometheus_file": None if prometheus is None else str(prometheus)}
-    found = overview(configured(settings, config, given), export=prometheus is not None)
+    found = overview(load_settings(settings, config, given), export=prometheus is not None)
     if as_json:
         print_json(found.as_dict())
         return

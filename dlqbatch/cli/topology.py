@@ -10,7 +10,7 @@ import typer
 
 from dlqbatch import settings as configuration
 from dlqbatch.cli.failure import PARTIAL, USAGE
-from dlqbatch.cli.options import AsJson, Config, DryRun, Settings, configured
+from dlqbatch.cli.options import AsJson, Commands, DryRun, MadeBy, Settings
 from dlqbatch.cli.printing import print_json, print_table, remark
 from dlqbatch.logs import plain
 from dlqbatch.settings.options import Entry
@@ -21,7 +21,7 @@ from dlqbatch.topology.kinds import Kind, whole
 from dlqbatch.topology.kinds import demonstration as test_queues
 from dlqbatch.topology.plan import NOT_KNOWN, SAME, TO_CREATE, Plan
 
-app = typer.Typer(
+app = Commands(
     help="""Exchanges, queues and bindings on the broker.
 
     dlqbatch topology plan
@@ -44,43 +44,55 @@ What: TypeAlias = Annotated[
         help="ladder, per-queue, pipeline, or the NAME of one in application.properties; without it all that is there.",
     ),
 ]
-Queue: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Describe a per-queue set or a pipeline here: its queue.", show_default=False),
-]
-Exchange: TypeAlias = Annotated[str | None, typer.Option(metavar="NAME", help="And its exchange.", show_default=False)]
-Type: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--type", metavar="TYPE", help="And the type of its exchanges: topic or direct.", show_default=False),
-]
-Ttl: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="DELAY", help="And its delay, in milliseconds or such as 30s.", show_default=False)
-]
-Quorum: TypeAlias = Annotated[bool, typer.Option("--quorum", help="And that its queues are quorum queues.")]
-NoDelay: TypeAlias = Annotated[bool, typer.Option("--no-delay", help="And that it has no delay queue.")]
+
+
+def _described(
+    *,
+    queue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Describe a per-queue set or a pipeline here: its queue.")
+    ] = None,
+    exchange: Annotated[str | None, typer.Option(metavar="NAME", help="And its exchange.")] = None,
+    exchange_type: Annotated[
+        str | None,
+        typer.Option("--type", metavar="TYPE", help="And the type of its exchanges: topic or direct."),
+    ] = None,
+    ttl: Annotated[
+        str | None, typer.Option(metavar="DELAY", help="And its delay, in milliseconds or such as 30s.")
+    ] = None,
+    quorum: Annotated[bool, typer.Option("--quorum", help="And that its queues are quorum queues.")] = False,
+    no_delay: Annotated[bool, typer.Option("--no-delay", help="And that it has no delay queue.")] = False,
+) -> dict[str, Entry]:
+    options = {
+        "queue": ("--queue", queue),
+        "exchange": ("--exchange", exchange),
+        "exchange-type": ("--type", exchange_type),
+        "ttl": ("--ttl", ttl),
+        "queue-type": ("--quorum", "quorum" if quorum else None),
+        "delay": ("--no-delay", "false" if no_delay else None),
+    }
+    return {
+        option: Entry(flag, "command line", value) for option, (flag, value) in options.items() if value is not None
+    }
+
+
+Described: TypeAlias = Annotated[dict[str, Entry], MadeBy(_described)]
+"""The topology that the options describe, in the words of application.properties."""
 
 
 @app.command()
 def plan(
     what: What = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
-    queue: Queue = None,
-    exchange: Exchange = None,
-    exchange_type: Type = None,
-    ttl: Ttl = None,
-    quorum: Quorum = False,
-    no_delay: NoDelay = False,
+    settings: Settings,
+    described: Described,
     as_json: AsJson = False,
 ) -> None:
     """Show what `apply` would do: what is to create, what is the same, and what differs; nothing is changed.
 
     dlqbatch topology plan
     """
-    loaded = configured(settings, config)
-    kinds = _chosen(loaded, what, _described(queue, exchange, exchange_type, ttl, quorum, no_delay))
-    found = topology_job.plan(loaded, kinds)
+    kinds = _chosen(settings, what, described)
+    found = topology_job.plan(settings, kinds)
     _show_plan(found.plan, as_json=as_json)
     _hint_at_delays(found)
     raise typer.Exit(0 if found.is_done else PARTIAL)
@@ -89,15 +101,9 @@ def plan(
 @app.command()
 def apply(
     what: What = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
-    queue: Queue = None,
-    exchange: Exchange = None,
-    exchange_type: Type = None,
-    ttl: Ttl = None,
-    quorum: Quorum = False,
-    no_delay: NoDelay = False,
+    settings: Settings,
+    described: Described,
     change_ttl: Annotated[
         bool,
         typer.Option(
@@ -120,13 +126,11 @@ def apply(
     dlqbatch topology apply
     dlqbatch topology apply per-queue --queue orders --exchange shop --ttl 30s
     """
-    loaded = configured(settings, config)
-    described = _described(queue, exchange, exchange_type, ttl, quorum, no_delay)
-    kinds = _chosen(loaded, what, described)
+    kinds = _chosen(settings, what, described)
     applied = None
     if not dry_run:
         applied = topology_job.apply(
-            loaded,
+            settings,
             kinds,
             change_ttl=change_ttl,
             with_demonstration=demonstration,
@@ -138,7 +142,7 @@ def apply(
             raise typer.Exit(USAGE)
     topology = whole(kinds)
     if demonstration:
-        topology += test_queues(ladder_of(loaded))
+        topology += test_queues(ladder_of(settings))
     exchanges: list[dict[str, object]] = [
         {"kind": "exchange", "name": one.name, "type": one.type} for one in topology.exchanges
     ]
@@ -172,15 +176,9 @@ def apply(
 @app.command()
 def export(
     what: What = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
-    queue: Queue = None,
-    exchange: Exchange = None,
-    exchange_type: Type = None,
-    ttl: Ttl = None,
-    quorum: Quorum = False,
-    no_delay: NoDelay = False,
+    settings: Settings,
+    described: Described,
     broker_version: Annotated[
         str | None,
         typer.Option(
@@ -194,29 +192,22 @@ def export(
 
     dlqbatch topology export --broker-version 4.1
     """
-    loaded = configured(settings, config)
-    kinds = _chosen(loaded, what, _described(queue, exchange, exchange_type, ttl, quorum, no_delay))
+    kinds = _chosen(settings, what, described)
     version = None
     if broker_version is not None:
         numbers = broker_version.split(".")
         if not all(number.isascii() and number.isdecimal() for number in numbers):
             raise typer.BadParameter("it is a version such as 3.13 or 4.1", param_hint="--broker-version")
         version = tuple(int(number) for number in numbers)
-    print_json(topology_job.export(loaded, kinds, version))
+    print_json(topology_job.export(settings, kinds, version))
 
 
 @app.command()
 def delete(
     what: What = None,
-    settings: Settings = None,
-    config: Config = None,
     *,
-    queue: Queue = None,
-    exchange: Exchange = None,
-    exchange_type: Type = None,
-    ttl: Ttl = None,
-    quorum: Quorum = False,
-    no_delay: NoDelay = False,
+    settings: Settings,
+    described: Described,
     with_messages: Annotated[
         bool, typer.Option("--with-messages", help="Also queues that hold messages, which are lost.")
     ] = False,
@@ -234,9 +225,8 @@ def delete(
         raise typer.BadParameter("say what is to be deleted: a kind, or the NAME of a topology", param_hint="WHAT")
     if not yes and not dry_run:
         raise typer.BadParameter("it deletes queues: look with --dry-run, then add --yes", param_hint="--yes")
-    loaded = configured(settings, config)
-    kinds = _chosen(loaded, what, _described(queue, exchange, exchange_type, ttl, quorum, no_delay))
-    done = topology_job.delete(loaded, kinds, with_messages=with_messages, dry_run=dry_run)
+    kinds = _chosen(settings, what, described)
+    done = topology_job.delete(settings, kinds, with_messages=with_messages, dry_run=dry_run)
     rows = [one.as_dict() for one in done]
     if as_json:
         print_json(rows)
@@ -262,20 +252,6 @@ def _done(applied: topology_job.Applied) -> dict[tuple[object, str], str]:
         (item.kind, item.name): _DONE.get(item.state, _CHANGED) for item in applied.plan.items
     }
     return done | {("queue", name): _CHANGED for name in applied.delays}
-
-
-def _described(
-    queue: str | None, exchange: str | None, exchange_type: str | None, ttl: str | None, quorum: bool, no_delay: bool
-) -> dict[str, Entry]:
-    given = {
-        "queue": ("--queue", queue),
-        "exchange": ("--exchange", exchange),
-        "exchange-type": ("--type", exchange_type),
-        "ttl": ("--ttl", ttl),
-        "queue-type": ("--quorum", "quorum" if quorum else None),
-        "delay": ("--no-delay", "false" if no_delay else None),
-    }
-    return {option: Entry(flag, "command line", value) for option, (flag, value) in given.items() if value is not None}
 
 
 def _chosen(
