@@ -15,6 +15,8 @@ from typing import Final, NoReturn, TextIO
 NOBODY_READS: Final = 141
 """The exit code when stdout was closed early, as of every program that SIGPIPE ends."""
 INTERRUPTED: Final = 130
+ONE_REQUEST_SECONDS: Final = 1.0
+"""Two SIGTERM within this time are one: `timeout 60 dlqbatch …` sends it to the process, and to its group with it."""
 _NOT_INSTALLED: Final = 2
 # Options that stand without a command and belong to no job.
 _OF_THE_PROGRAM: Final = frozenset({"--help", "-h", "--version", "--install-completion", "--show-completion"})

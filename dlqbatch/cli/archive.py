@@ -62,7 +62,7 @@ def list_parts(
         print_json({"parts": rows, "damaged": damaged, "unfinished": list(found.unfinished)})
     else:
         if rows:
-            print_table(rows, tuple(rows[0]), as_json=False, below=("first", "last", "bytes", "written"))
+            print_table(rows, below=("first", "last", "bytes", "written"))
         for part, why in sorted(wrong.items()):
             remark(f"{part} is damaged: {why}")
         for part in found.unfinished:

@@ -14,10 +14,10 @@ from dlqbatch.cli.failure import failed, say, tell_job
 from dlqbatch.cli.help_pages import Contents
 from dlqbatch.cli.options import Commands
 from dlqbatch.errors import DlqbatchError
-from dlqbatch.jobs import JOBS
 
+_JOBS: Final = ("drain", "ingest", "check", "lifecycle", "retain", "monitor")
 PANELS: Final = {
-    "Jobs, which a scheduler starts": (*JOBS, "schedule"),
+    "Jobs, which a scheduler starts": (*_JOBS, "schedule"),
     "At night: what has failed, and what to do": ("status", "messages", "replay", "archive"),
     "Set-up": ("doctor", "topology", "db", "events", "rules"),
     "Other": ("demo",),
@@ -26,7 +26,7 @@ PANELS: Final = {
 COMMANDS: Final = tuple(name for names in PANELS.values() for name in names)
 _FAMILIES: Final = frozenset({"messages", "replay", "archive", "topology", "db", "events", "rules"})
 """Commands with commands of their own: the `app` of their module. Any other is the function of its name."""
-_MODULES: Final = {"db": "database", **dict.fromkeys(JOBS, "jobs")}
+_MODULES: Final = {"db": "database", **dict.fromkeys(_JOBS, "jobs")}
 """The module of each command whose module has another name."""
 
 

@@ -51,7 +51,7 @@ def upgrade(settings: Settings, *, dry_run: DryRun = False, as_json: AsJson = Fa
     if not as_json:
         shown["before"] = shown["before"] or _NONE
         shown["done"] = _word(shown["before"] == shown["after"], dry_run=dry_run)
-    print_table([shown], tuple(shown), as_json=as_json)
+    print_table([shown], as_json=as_json)
 
 
 @app.command()
@@ -69,7 +69,7 @@ def current(settings: Settings, *, as_json: AsJson = False) -> None:
     shown = {"database": str(settings.database_url), "version": version, "newest": newest}
     if not as_json:
         shown["version"] = version or _NONE
-    print_table([shown], tuple(shown), as_json=as_json)
+    print_table([shown], as_json=as_json)
     if version is None or version < newest:
         remark("`dlqbatch db upgrade` brings it up to date; --dry-run shows what that is")
 

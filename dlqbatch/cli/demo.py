@@ -19,7 +19,6 @@ from dlqbatch.aws.secrets import fetch
 from dlqbatch.cli.failure import failed
 from dlqbatch.cli.options import AsJson, SettingPairs, overrides
 from dlqbatch.demo import drawing
-from dlqbatch.demo.run import own_settings, perform
 from dlqbatch.demo.scenario import PARTS, REAL_TTLS, SCALED_TTLS, Result, Trail
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.settings import load, secrets_of
@@ -62,6 +61,8 @@ def run_demo(given: Mapping[str, object], *, real_time: bool, as_json: bool) -> 
 
 
 def _play(console: Console, given: Mapping[str, object], ttls: tuple[int, ...], stopped: Callable[[], bool]) -> Result:
+    from dlqbatch.demo.run import own_settings, perform
+
     prefix = f"demo-{secrets.token_hex(3)}-"
     with TemporaryDirectory(prefix="dlqbatch-demo-") as folder:
         settings = load({**given, **own_settings(prefix, Path(folder), ttls)}, secrets=fetch)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from dlqbatch.cli.options import AsJson, Settings
 from dlqbatch.cli.printing import print_json, remark
 from dlqbatch.doctor.findings import Finding, Severity
-from dlqbatch.doctor.job import Diagnosis, diagnose
 from dlqbatch.logs import plain
+
+if TYPE_CHECKING:  # it needs broker and database, which a help page does not
+    from dlqbatch.doctor.job import Diagnosis
 
 _SERIOUS: Final = 1
 """The exit code when something serious was found."""
@@ -25,6 +27,8 @@ def doctor(settings: Settings, *, as_json: AsJson = False) -> None:
 
     dlqbatch doctor
     """
+    from dlqbatch.doctor.job import diagnose
+
     found = diagnose(settings)
     if as_json:
         print_json(found.as_dict())

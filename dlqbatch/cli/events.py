@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from dlqbatch.cli.options import AsJson, Commands, DryRun, Settings
 from dlqbatch.cli.printing import print_table
-from dlqbatch.drain.event_config import event_config, load_policy
 from dlqbatch.logs import plain
 
 app = Commands(
@@ -23,7 +22,7 @@ app = Commands(
 
 Name = Annotated[str, typer.Argument(help="A routing key, or a topic pattern such as orders.*.created or payment.#")]
 
-_NOT_FOUND = 1
+_NOT_FOUND: Final = 1
 
 
 @app.command("list")
@@ -32,6 +31,8 @@ def list_events(settings: Settings, *, as_json: AsJson = False) -> None:
 
     dlqbatch events list
     """
+    from dlqbatch.drain.event_config import event_config
+
     rows: list[dict[str, object]] = [
         {"event": row.name, "max_retries": row.max_retries, "from": "table", "id": row.id}
         for row in event_config(settings).read()
@@ -40,7 +41,7 @@ def list_events(settings: Settings, *, as_json: AsJson = False) -> None:
         {"event": name, "max_retries": retries, "from": "application.properties", "id": None}
         for name, retries in settings.events.items()
     ]
-    print_table(rows, ("event", "max_retries", "from", "id"), as_json=as_json)
+    print_table(rows, as_json=as_json, columns=("event", "max_retries", "from", "id"))
     if not as_json:
         sys.stdout.write(f"An event without a number gets {settings.default_max_retries} retries.\n")
 
@@ -49,8 +50,7 @@ def list_events(settings: Settings, *, as_json: AsJson = False) -> None:
 def set_event(
     name: Name,
     max_retries: Annotated[
-        int | None,
-        typer.Argument(help="Delayed retries after the first failure; without it, the default number."),
+        int | None, typer.Argument(help="Delayed retries after the first failure; without it, the default number.")
     ] = None,
     *,
     settings: Settings,
@@ -61,6 +61,8 @@ def set_event(
 
     dlqbatch events set 'payments.#' 3
     """
+    from dlqbatch.drain.event_config import event_config
+
     store = event_config(settings)
     if dry_run:
         counting = max((row.id for row in store.read() if row.name == name), default=None)
@@ -68,7 +70,7 @@ def set_event(
     else:
         done, row_id = "set", store.set(name, max_retries).id
     shown = {"event": name, "max_retries": max_retries, "id": row_id, "done": done}
-    print_table([shown], tuple(shown), as_json=as_json)
+    print_table([shown], as_json=as_json)
 
 
 @app.command("remove")
@@ -77,11 +79,13 @@ def remove_event(name: Name, settings: Settings, *, dry_run: DryRun = False, as_
 
     dlqbatch events remove 'payments.#'
     """
+    from dlqbatch.drain.event_config import event_config
+
     store = event_config(settings)
     number = len([row for row in store.read() if row.name == name]) if dry_run else store.remove(name)
     word = "would be removed" if dry_run else "removed"
     shown = {"event": name, "rows": number, "done": word if number else "nothing: the table does not hold it"}
-    print_table([shown], tuple(shown), as_json=as_json)
+    print_table([shown], as_json=as_json)
     raise typer.Exit(0 if number else _NOT_FOUND)
 
 
@@ -96,6 +100,8 @@ def explain_event(
 
     dlqbatch events test payments.created
     """
+    from dlqbatch.drain.event_config import load_policy
+
     rule = load_policy(settings).explain(routing_key)
     if as_json:
         shown = {
@@ -104,7 +110,7 @@ def explain_event(
             "rule": rule.name if rule else None,
             "from": rule.source if rule else None,
         }
-        print_table([shown], tuple(shown), as_json=True)
+        print_table([shown], as_json=True)
     else:
         text = str(rule) if rule else "not configured, so it becomes a dead letter"
         sys.stdout.write(plain(f"'{routing_key}': {text}") + "\n")

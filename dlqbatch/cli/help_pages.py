@@ -187,12 +187,7 @@ def _entry(name: str, meaning: str, longest: int, width: int) -> Iterator[Text]:
 def _wrapped(text: str, width: int, indent: int) -> list[str]:
     margin = " " * indent
     return wrap(
-        text,
-        width,
-        initial_indent=margin,
-        subsequent_indent=margin,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, initial_indent=margin, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
     )
 
 

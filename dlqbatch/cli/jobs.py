@@ -88,8 +88,7 @@ def ingest(
 
 def check(
     queues: Annotated[
-        list[str] | None,
-        typer.Argument(help="Queues, or wildcards such as 'dlq.*'; else as the setting says."),
+        list[str] | None, typer.Argument(help="Queues, or wildcards such as 'dlq.*'; else as the setting says.")
     ] = None,
     *,
     max_deaths: Annotated[
@@ -119,11 +118,7 @@ def check(
     run("check", {**bounds, **of_check, "allow_delivery_cost": allow_delivery_cost or None})
 
 
-def lifecycle(
-    *,
-    bounds: Bounds,
-    run: Run,
-) -> None:
+def lifecycle(*, bounds: Bounds, run: Run) -> None:
     """Send dead messages whose time has come again, and resolve those that stayed away.
 
     dlqbatch lifecycle --dry-run
@@ -154,11 +149,7 @@ def retain(
     run("retain", bounds)
 
 
-def monitor(
-    *,
-    prometheus: Prometheus = None,
-    run: Run,
-) -> None:
+def monitor(*, prometheus: Prometheus = None, run: Run) -> None:
     """Measure the dead store; fire and end alerts, and tell of them. It needs no broker.
 
     dlqbatch monitor

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkstemp
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
+from dlqbatch.amqp.readable import BodyForm
 from dlqbatch.cli import timeline
-from dlqbatch.cli.edit import edit
 from dlqbatch.cli.options import (
     ROW_ID,
     Actor,
@@ -19,17 +26,20 @@ from dlqbatch.cli.options import (
     Full,
     JournalReason,
     Limit,
+    MadeBy,
     RowId,
     RowIds,
     Settings,
 )
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark, show_changes
 from dlqbatch.cli.replay import replay_messages
+from dlqbatch.errors import DlqbatchError
 from dlqbatch.logs import plain
-from dlqbatch.messages.actions import MessageActions
 from dlqbatch.store.access import store_for
-from dlqbatch.store.filters import Filters, parse_time
 from dlqbatch.store.text import json_ready
+
+if TYPE_CHECKING:  # it needs SQLAlchemy, which a help page does not
+    from dlqbatch.messages.actions import MessageActions
 
 app = Commands(
     help="""Dead messages in the dead store: look at them, edit, replay, discard and restore them.
@@ -42,23 +52,31 @@ app = Commands(
 )
 
 _LONGEST_SAMPLE: Final = 200
+_SUFFIXES: Final = {"json": ".json", "text": ".txt", "hex": ".bin"}
+
+
+class EditorFailed(DlqbatchError):
+    """Nothing came out of the editor that could be taken."""
+
+
+def _store(settings: Settings) -> MessageActions:
+    from dlqbatch.messages.actions import MessageActions
+
+    return MessageActions(store_for(settings))
+
+
+Store: TypeAlias = Annotated["MessageActions", MadeBy(_store)]
 
 
 @app.command("list")
 def list_messages(
-    *,
-    settings: Settings,
-    filters: FilterOptions,
-    limit: Limit = 50,
-    after: After = None,
-    as_json: AsJson = False,
+    *, store: Store, filters: FilterOptions, limit: Limit = 50, after: After = None, as_json: AsJson = False
 ) -> None:
     """List dead messages, the newest first.
 
     dlqbatch messages list --status manual --status failed
     dlqbatch messages list --origin orders --since 2030-06-01 --limit 200
     """
-    store = MessageActions(store_for(settings))
     page = store.page(filters, limit, after)
     if as_json:
         print_json(json_ready(page))
@@ -76,7 +94,7 @@ def list_messages(
             }
             for one in page.messages
         ]
-        print_table(rows, tuple(rows[0]), as_json=False, below=("error", "event", "origin"))
+        print_table(rows, below=("error", "event", "origin"))
     else:
         remark("nothing found")
     if page.next is not None:
@@ -88,7 +106,7 @@ def list_messages(
 def search(
     text: Annotated[str, typer.Argument(help="Somewhere in the failure, the reason or an id.")],
     *,
-    settings: Settings,
+    store: Store,
     limit: Limit = 50,
     after: After = None,
     as_json: AsJson = False,
@@ -99,17 +117,13 @@ def search(
 
     dlqbatch messages search "timed out"
     """
-    list_messages(settings=settings, filters=Filters.parse(text=text), limit=limit, after=after, as_json=as_json)
+    from dlqbatch.store.filters import Filters
+
+    list_messages(store=store, filters=Filters.parse(text=text), limit=limit, after=after, as_json=as_json)
 
 
 @app.command()
-def groups(
-    *,
-    settings: Settings,
-    filters: FilterOptions,
-    limit: Limit = 50,
-    as_json: AsJson = False,
-) -> None:
+def groups(*, store: Store, filters: FilterOptions, limit: Limit = 50, as_json: AsJson = False) -> None:
     """Count equal failures together, the largest group first; without --status, those that are not over yet.
 
     The queue and the error are those of the group's newest message.
@@ -117,7 +131,6 @@ def groups(
     dlqbatch messages groups
     dlqbatch messages groups --event orders.created --limit 10
     """
-    store = MessageActions(store_for(settings))
     found = store.groups(filters, limit)
     if as_json:
         print_json(json_ready(found))
@@ -135,7 +148,7 @@ def groups(
             }
             for one in found.groups
         ]
-        print_table(rows, tuple(rows[0]), as_json=False, below=("error",), dropped=("first",))
+        print_table(rows, below=("error",), dropped=("first",))
     else:
         remark("nothing found")
     if found.total > len(found.groups):
@@ -146,20 +159,14 @@ def groups(
 
 
 @app.command()
-def show(
-    row_id: RowId,
-    *,
-    settings: Settings,
-    full: Full = False,
-    as_json: AsJson = False,
-) -> None:
+def show(row_id: RowId, *, store: Store, full: Full = False, as_json: AsJson = False) -> None:
     """Show one message: what is known, what happened to it, its headers and its body.
 
     With --json it is complete, the body as base64.
 
     dlqbatch messages show 4711
     """
-    found = MessageActions(store_for(settings)).show(row_id)
+    found = store.show(row_id)
     if as_json:
         print_json(found.as_dict())
         return
@@ -170,7 +177,7 @@ def show(
 def journal(
     row_id: Annotated[int | None, ROW_ID] = None,
     *,
-    settings: Settings,
+    store: Store,
     actor: Annotated[
         str | None,
         typer.Option(
@@ -186,7 +193,8 @@ def journal(
     dlqbatch messages journal 4711
     dlqbatch messages journal --actor lifecycle --since 2030-06-01
     """
-    store = MessageActions(store_for(settings))
+    from dlqbatch.store.filters import parse_time
+
     found = store.journal(row_id, actor=actor, since=parse_time(since) if since is not None else None, limit=limit)
     if as_json:
         print_json(json_ready(found))
@@ -202,7 +210,7 @@ def journal(
             }
             for one in found.entries
         ]
-        print_table(rows, tuple(rows[0]), as_json=False, below=("reason",))
+        print_table(rows, below=("reason",))
     else:
         remark("nothing found")
     if not found.is_complete:
@@ -230,14 +238,8 @@ def discard(
     """
     if not row_ids and not (yes or dry_run):
         raise typer.BadParameter("to discard by a filter, or --all, takes --yes too; --dry-run shows what it would be")
-    store = MessageActions(store_for(settings))
-    done = store.discard(
-        row_ids or (),
-        filters,
-        actor=actor,
-        reason=reason,
-        everything=everything,
-        dry_run=dry_run,
+    done = _store(settings).discard(
+        row_ids or (), filters, actor=actor, reason=reason, everything=everything, dry_run=dry_run
     )
     show_changes(done, "discarded", as_json=as_json)
 
@@ -246,7 +248,7 @@ def discard(
 def restore(
     row_ids: RowIds,
     *,
-    settings: Settings,
+    store: Store,
     reason: JournalReason = "restored",
     actor: Actor,
     dry_run: DryRun = False,
@@ -256,15 +258,125 @@ def restore(
 
     dlqbatch messages restore 4711 --reason "wrong group"
     """
-    store = MessageActions(store_for(settings))
     done = store.restore(row_ids, actor=actor, reason=reason, dry_run=dry_run)
     show_changes(done, "restored", as_json=as_json)
 
 
-app.command()(edit)
+@app.command()
+def edit(
+    row_id: RowId,
+    *,
+    settings: Settings,
+    body_file: Annotated[
+        str | None, typer.Option("--body-file", metavar="FILE", help="The new body; - reads it from stdin.")
+    ] = None,
+    set_headers: Annotated[
+        list[str] | None,
+        typer.Option("--set-header", metavar="NAME=VALUE", help="Give a header this text. Repeatable."),
+    ] = None,
+    remove_headers: Annotated[
+        list[str] | None, typer.Option("--remove-header", metavar="NAME", help="Take a header away. Repeatable.")
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Take a body that should be JSON and is not, and a message that is resolved."),
+    ] = False,
+    reason: JournalReason = "edited",
+    actor: Actor,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Edit a message: a new one with the changes takes its place, waits for a replay, and the original is archived.
+
+    Without --body-file, --set-header and --remove-header, $VISUAL or $EDITOR opens with the body. Nothing is sent.
+
+    dlqbatch messages edit 4711 --set-header tenant=blue --reason "wrong tenant"
+    """
+    from dlqbatch.messages.edit import Editing, as_meant, header_edits
+
+    editing = Editing(store_for(settings))
+    headers = header_edits(_pairs(set_headers or ()), remove_headers or ())
+
+    body = typed = None
+    if body_file is not None:
+        body = _read(body_file)
+    elif not headers.wanted:
+        original = editing.original(row_id, force=force)
+        typed = _in_editor(original.body, original.form)
+        body = as_meant(original.body, typed)
+    try:
+        done = editing.edit(
+            row_id, actor=actor, reason=reason, body=body, headers=headers, force=force, dry_run=dry_run
+        )
+    except DlqbatchError:
+        if typed is not None and body != original.body:
+            _keep(typed)
+        raise
+    if as_json:
+        print_json(asdict(done))
+        return
+    what = plain(", ".join(done.changed))
+    if done.dry_run:
+        print_lines([f"message {row_id} ({done.before}) would be archived, and a new one take its place: {what}"])
+        return
+    print_lines(
+        [
+            f"message {done.id} has taken the place of message {row_id}, which is archived now: {what}",
+            f"it is manual; `dlqbatch messages replay {done.id}` sends it",
+        ]
+    )
+
+
 app.command("replay")(replay_messages)
 
 
 def _sample(error_type: str | None, message: str | None) -> str:
     said = ": ".join(part for part in (error_type, message) if part)
     return plain(said.partition("\n")[0], _LONGEST_SAMPLE)
+
+
+def _pairs(given: list[str] | tuple[()]) -> list[tuple[str, str]]:
+    pairs = []
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise typer.BadParameter("it takes NAME=VALUE, such as --set-header tenant=blue", param_hint="--set-header")
+        pairs.append((name, value))
+    return pairs
+
+
+def _read(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="--body-file") from error
+
+
+def _keep(typed: bytes) -> None:
+    """What somebody has typed is not thrown away because it is refused, or the message has moved on meanwhile."""
+    number, path = mkstemp(prefix="dlqbatch-edit-")
+    with os.fdopen(number, "wb") as file:
+        file.write(typed)
+    remark(f"what was typed is kept in {path}: take it again with --body-file {path}")
+
+
+def _in_editor(body: bytes, form: BodyForm) -> bytes:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not editor:
+        raise typer.BadParameter(
+            "neither VISUAL nor EDITOR names an editor; set one, or give --body-file, --set-header or --remove-header"
+        )
+    # A folder of our own, closed to others: many editors leave copies beside the file.
+    with TemporaryDirectory(prefix="dlqbatch-edit-") as folder:
+        file = Path(folder) / f"body{_SUFFIXES[form]}"
+        file.touch(mode=0o600)
+        file.write_bytes(body)
+        try:
+            # What an editor draws must not stand among data that goes into a pipe.
+            screen = None if sys.stdout.isatty() else sys.stderr
+            code = subprocess.run([*shlex.split(editor), str(file)], stdout=screen, check=False).returncode  # noqa: S603
+            if code:
+                raise EditorFailed(f"the editor ({plain(editor)}) ended with {code}. Nothing was changed.")
+            return file.read_bytes()
+        except (OSError, ValueError) as error:
+            raise EditorFailed(f"the editor ({plain(editor)}) failed: {error}. Nothing was changed.") from error

@@ -59,20 +59,23 @@ def _with_single_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _single_options(function: Callable[..., Any]) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
-    for name, parameter in signature(function, eval_str=True).parameters.items():
-        maker = _maker(parameter)
+    for name, (parameter, maker) in _parameters(function).items():
         found |= {name: parameter.replace(kind=Parameter.KEYWORD_ONLY)} if maker is None else _single_options(maker)
     return found
 
 
 def _call(function: Callable[..., Any], options: Mapping[str, object]) -> Any:
-    makers = {name: _maker(each) for name, each in signature(function, eval_str=True).parameters.items()}
-    values = {name: options[name] if maker is None else _call(maker, options) for name, maker in makers.items()}
-    return function(**values)
+    makers = {name: maker for name, (_, maker) in _parameters(function).items()}
+    return function(**{name: _call(maker, options) if maker else options[name] for name, maker in makers.items()})
 
 
-def _maker(parameter: Parameter) -> Callable[..., Any] | None:
-    return next((mark.function for mark in get_args(parameter.annotation) if isinstance(mark, MadeBy)), None)
+def _parameters(function: Callable[..., Any]) -> dict[str, tuple[Parameter, Callable[..., Any] | None]]:
+    """The parameters, each with the function that makes its value, if there is one."""
+    function.__annotations__.pop("return", None)  # only a type checker loads what some of them return
+    return {
+        name: (each, next((mark.function for mark in get_args(each.annotation) if isinstance(mark, MadeBy)), None))
+        for name, each in signature(function, eval_str=True).parameters.items()
+    }
 
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]

@@ -54,7 +54,7 @@ def show_changes(done: Changes, word: str, *, as_json: bool) -> None:
             for one in [*well[:_MOST_SHOWN], *(one for one in done.changes if not one.is_done)]
         ]
         if rows:
-            print_table(rows, tuple(rows[0]), as_json=False)
+            print_table(rows)
         if len(well) > _MOST_SHOWN:
             remark(f"and {len(well) - _MOST_SHOWN} more")
         remark(f"{done.done} {told}, {done.not_done} not")
@@ -69,9 +69,9 @@ _NOTHING: Final = "-"
 
 def print_table(
     rows: Sequence[Mapping[str, object]],
-    columns: Sequence[str],
     *,
-    as_json: bool,
+    as_json: bool = False,
+    columns: Sequence[str] = (),
     below: Sequence[str] = (),
     dropped: Sequence[str] = (),
 ) -> None:
@@ -81,8 +81,9 @@ def print_table(
     have to. Then those of `dropped` are left out, then the last columns go below as well; the first one stays.
     """
     if as_json:
-        sys.stdout.write(json.dumps([dict(row) for row in rows], default=str) + "\n")
+        print_json([dict(row) for row in rows])
         return
+    columns = columns or tuple(rows[0])
     from rich.cells import cell_len
     from rich.console import Console
     from rich.text import Text

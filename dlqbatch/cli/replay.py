@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
 
@@ -11,14 +11,12 @@ from dlqbatch import settings as configuration
 from dlqbatch.cli.failure import PARTIAL
 from dlqbatch.cli.options import ROW_ID, Actor, AsJson, Commands, DryRun, Limit, ReplayFilters, RowIds, Settings
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark
-from dlqbatch.cli.run import Progress, on_signal, print_report
 from dlqbatch.cli.timeline import time
-from dlqbatch.jobs import RunOptions
 from dlqbatch.logs import plain
-from dlqbatch.replay import job as replay_job
-from dlqbatch.replay.abort import abort_replay
-from dlqbatch.replay.batches import ApplyOptions
-from dlqbatch.replay.freeze import Selection
+
+if TYPE_CHECKING:  # they need broker and database, which a help page does not
+    from dlqbatch.replay.batches import ApplyOptions
+    from dlqbatch.replay.job import Planned, Replayed
 
 app = Commands(
     help="""Send dead messages back to where they failed: plan -> apply -> status or abort.
@@ -68,13 +66,12 @@ def plan(
     dlqbatch replay plan --group dba642681715e5f0
     dlqbatch replay plan --text "timed out" --since 2030-06-01 --limit 1000
     """
+    from dlqbatch.replay.freeze import Selection
+    from dlqbatch.replay.job import plan_replay
+
     selection = Selection(filters, tuple(row_ids or ()), everything, limit, to_queue)
-    told = replay_job.plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run).as_dict()
-    if as_json:
-        print_json(told)
-    else:
-        _show_plan(told)
-    raise typer.Exit(0 if told["size"] else NOTHING)
+    planned = plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
+    _end_with_plan(planned, as_json=as_json)
 
 
 @app.command()
@@ -126,6 +123,9 @@ def apply(
     dlqbatch replay apply 1684bb502551e20c --dry-run
     dlqbatch replay apply 1684bb502551e20c --rate 50/s
     """
+    from dlqbatch.replay.batches import ApplyOptions
+    from dlqbatch.replay.job import preview_replay
+
     options = ApplyOptions(
         batch_size=batch_size,
         pause=pause,
@@ -136,8 +136,7 @@ def apply(
         resume_stopped=resume_stopped,
     )
     if dry_run:
-        preview = replay_job.preview_replay(settings, name, options, actor=actor)
-        _end(preview, as_json=as_json)
+        _end_with_report(preview_replay(settings, name, options, actor=actor), as_json=as_json)
     _apply(name, settings, options, actor, as_json=as_json)
 
 
@@ -154,14 +153,12 @@ def status(
     dlqbatch replay status
     dlqbatch replay status 1684bb502551e20c
     """
+    from dlqbatch.replay.job import replay_plans, replay_status
+
     if name is not None:
-        told = replay_job.replay_status(settings, name).as_dict()
-        if as_json:
-            print_json(told)
-        else:
-            _show_status(told)
+        _show_status(replay_status(settings, name).as_dict(), as_json=as_json)
         return
-    plans = replay_job.replay_plans(settings, limit)
+    plans = replay_plans(settings, limit)
     if as_json:
         print_json([plan.as_dict() for plan in plans])
     elif plans:
@@ -181,34 +178,28 @@ def status(
             }
             for one in plans
         ]
-        print_table(rows, tuple(rows[0]), as_json=False, below=("created_at", "actor", "skipped"))
+        print_table(rows, below=("created_at", "actor", "skipped"))
     else:
         remark("there are no plans; `dlqbatch replay plan` makes one")
     raise typer.Exit(0 if plans else NOTHING)
 
 
 @app.command()
-def abort(
-    name: Hash,
-    *,
-    settings: Settings,
-    actor: Actor,
-    as_json: AsJson = False,
-) -> None:
+def abort(name: Hash, *, settings: Settings, actor: Actor, as_json: AsJson = False) -> None:
     """Give a plan up: what it has not sent is as it was before, and nothing of it is sent any more.
 
     It waits for the runs that apply the plan, at most ten seconds.
 
     dlqbatch replay abort 1684bb502551e20c
     """
+    from dlqbatch.cli.run import Progress, on_signal
+    from dlqbatch.replay.abort import abort_replay
+
     progress = Progress()
-    told = abort_replay(settings, name, actor=actor, stopped=on_signal(), waiting=progress.waiting).as_dict()
+    aborted = abort_replay(settings, name, actor=actor, stopped=on_signal(), waiting=progress.waiting).as_dict()
     progress.end()
-    if as_json:
-        print_json(told)
-    else:
-        _show_status(told)
-    raise typer.Exit(PARTIAL if told["held"] else 0)
+    _show_status(aborted, as_json=as_json)
+    raise typer.Exit(PARTIAL if aborted["held"] else 0)
 
 
 def replay_messages(
@@ -228,16 +219,15 @@ def replay_messages(
 
     dlqbatch messages replay 4711 4712
     """
+    from dlqbatch.replay.batches import ApplyOptions
+    from dlqbatch.replay.freeze import Selection
+    from dlqbatch.replay.job import plan_replay
+
     options = ApplyOptions(canary=False, rate=rate)
     selection = Selection(row_ids=tuple(row_ids), to_queue=to_queue)
-    planned = replay_job.plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
-    told = planned.as_dict()
-    if dry_run or not told["size"]:
-        if as_json:
-            print_json(told)
-        else:
-            _show_plan(told)
-        raise typer.Exit(0 if told["size"] else NOTHING)
+    planned = plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
+    if dry_run or not planned.frozen.size:
+        _end_with_plan(planned, as_json=as_json)
     for why, number in planned.frozen.left_out.items():
         remark(f"{number} left out: {_LEFT_OUT.get(why, why)}")
     for risk in planned.risks:
@@ -245,45 +235,53 @@ def replay_messages(
     _apply(planned.frozen.hash, settings, options, actor, as_json=as_json)
 
 
-def _apply(
-    name: str,
-    settings: configuration.Settings,
-    options: ApplyOptions,
-    actor: str,
-    *,
-    as_json: bool,
-) -> None:
+def _apply(name: str, settings: configuration.Settings, options: ApplyOptions, actor: str, *, as_json: bool) -> None:
+    from dlqbatch.cli.run import Progress, on_signal
+    from dlqbatch.jobs import RunOptions
+    from dlqbatch.replay.job import apply_replay
+
     progress = Progress()
     run_options = RunOptions(stopped=on_signal(), progress=progress)
     try:
-        done = replay_job.apply_replay(settings, run_options, name, options, actor=actor)
+        done = apply_replay(settings, run_options, name, options, actor=actor)
     finally:
         progress.end()
-    _end(done, as_json=as_json)
+    _end_with_report(done, as_json=as_json)
 
 
-def _end(done: replay_job.Replayed, *, as_json: bool) -> NoReturn:
+def _end_with_plan(planned: Planned, *, as_json: bool) -> NoReturn:
+    plan = planned.as_dict()
+    if as_json:
+        print_json(plan)
+    else:
+        _show_plan(plan)
+    raise typer.Exit(0 if planned.frozen.size else NOTHING)
+
+
+def _end_with_report(done: Replayed, *, as_json: bool) -> NoReturn:
+    from dlqbatch.cli.run import print_report
+
     if as_json:
         print_json(done.as_dict())
     else:
         print_report(done.report, as_json=False)
-        _show_status(done.status.as_dict())
+        _show_status(done.status.as_dict(), as_json=False)
     raise typer.Exit(_EXIT.get(done.report.outcome, 1))
 
 
-def _show_plan(told: dict[str, Any]) -> None:
-    where = f", all to '{told['to_queue']}'" if told["to_queue"] else ""
-    lines = [f"{told['size']:,} message(s), the oldest first{where}"]
+def _show_plan(plan: dict[str, Any]) -> None:
+    where = f", all to '{plan['to_queue']}'" if plan["to_queue"] else ""
+    lines = [f"{plan['size']:,} message(s), the oldest first{where}"]
     for title in ("by_status", "by_origin", "by_event", "by_error"):
-        lines += [f"{title.replace('_', ' ')}:"] if told[title] else []
-        lines += [f"  {plain(str(name)):<50}{number:>9,}" for name, number in told[title].items()]
-    for why, number in told["left_out"].items():
+        lines += [f"{title.replace('_', ' ')}:"] if plan[title] else []
+        lines += [f"  {plain(str(name)):<50}{number:>9,}" for name, number in plan[title].items()]
+    for why, number in plan["left_out"].items():
         lines.append(f"left out: {number:,} {_LEFT_OUT.get(why, why)}")
-    if told["size"]:
-        lines.append("risks:" if told["risks"] else "risks: none found")
-    lines += [f"  {risk['name']:<18}{risk['messages']:>9,}  {plain(risk['says'])}" for risk in told["risks"]]
+    if plan["size"]:
+        lines.append("risks:" if plan["risks"] else "risks: none found")
+    lines += [f"  {risk['name']:<18}{risk['messages']:>9,}  {plain(risk['says'])}" for risk in plan["risks"]]
     print_lines(lines)
-    if told["sample"]:
+    if plan["sample"]:
         print_lines(["the first of them:"])
         rows = [
             {
@@ -294,35 +292,38 @@ def _show_plan(told: dict[str, Any]) -> None:
                 "error": plain(str(one["error_type"] or "").partition("\n")[0], _LONGEST_SAMPLE),
                 "failed": one["dlq_retry_count"],
             }
-            for one in told["sample"]
+            for one in plan["sample"]
         ]
-        print_table(rows, tuple(rows[0]), as_json=False, below=("error", "event"))
-    if told["hash"]:
-        print_lines([f"plan {told['hash']}", f"nothing has moved; to send them: dlqbatch replay apply {told['hash']}"])
-    elif told["size"]:
+        print_table(rows, below=("error", "event"))
+    if plan["hash"]:
+        print_lines([f"plan {plan['hash']}", f"nothing has moved; to send them: dlqbatch replay apply {plan['hash']}"])
+    elif plan["size"]:
         remark("a dry run: no plan is kept")
     else:
         remark("nothing found that can be replayed")
 
 
-def _show_status(told: dict[str, Any]) -> None:
-    since = f"{told['created_at'][:19].replace('T', ' ')} UTC"
-    lines = [f"plan {told['hash']}: {told['state']}, {told['size']:,} message(s), by {plain(told['actor'])}, {since}"]
-    lines.append(f"  {'sent':<12}{told['sent']:>9,}")
-    lines += [f"    {name:<10}{number:>9,}" for name, number in told["outcomes"].items() if told["sent"]]
-    if ids := told.get("sent_ids"):
-        lines.append(f"    messages {ranges(ids)}" + (" and more" if told["sent"] > len(ids) else ""))
-    if told["state"] == "aborted":
-        lines.append(f"  {'not sent':<12}{told['waiting'] - told['held']:>9,}  as they were before the plan")
-        lines += [f"  {'not known':<12}{told['held']:>9,}"] if told["held"] else []
+def _show_status(plan: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(plan)
+        return
+    since = f"{plan['created_at'][:19].replace('T', ' ')} UTC"
+    lines = [f"plan {plan['hash']}: {plan['state']}, {plan['size']:,} message(s), by {plain(plan['actor'])}, {since}"]
+    lines.append(f"  {'sent':<12}{plan['sent']:>9,}")
+    lines += [f"    {name:<10}{number:>9,}" for name, number in plan["outcomes"].items() if plan["sent"]]
+    if ids := plan.get("sent_ids"):
+        lines.append(f"    messages {ranges(ids)}" + (" and more" if plan["sent"] > len(ids) else ""))
+    if plan["state"] == "aborted":
+        lines.append(f"  {'not sent':<12}{plan['waiting'] - plan['held']:>9,}  as they were before the plan")
+        lines += [f"  {'not known':<12}{plan['held']:>9,}"] if plan["held"] else []
     else:
-        lines.append(f"  {'waiting':<12}{told['waiting']:>9,}")
-    lines.append(f"  {'skipped':<12}{told['skipped']:>9,}")
-    lines += [f"    {number:>7,}  {plain(why)}" for why, number in told["skipped_why"].items()]
-    lines += [f"  sent to {plain(each['place'])}, not resolved: {plain(each['missing'])}" for each in told["unproven"]]
-    if told["step"] is not None:
-        lines.append(f"  canary: {told['step']}, stops above {told['max_failure_rate']:.0%} failed")
-    lines.append(f"next: {plain(told['do_next'])}")
+        lines.append(f"  {'waiting':<12}{plan['waiting']:>9,}")
+    lines.append(f"  {'skipped':<12}{plan['skipped']:>9,}")
+    lines += [f"    {number:>7,}  {plain(why)}" for why, number in plan["skipped_why"].items()]
+    lines += [f"  sent to {plain(each['place'])}, not resolved: {plain(each['missing'])}" for each in plan["unproven"]]
+    if plan["step"] is not None:
+        lines.append(f"  canary: {plan['step']}, stops above {plan['max_failure_rate']:.0%} failed")
+    lines.append(f"next: {plain(plan['do_next'])}")
     print_lines(lines)
 
 

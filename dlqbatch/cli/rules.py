@@ -8,7 +8,6 @@ import typer
 
 from dlqbatch.cli.options import ROW_ID, AsJson, Commands, DryRun, Settings
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark
-from dlqbatch.lifecycle.job import rule_store
 from dlqbatch.logs import plain
 from dlqbatch.store.states import On, Strategy
 
@@ -38,6 +37,8 @@ def list_rules(settings: Settings, *, as_json: AsJson = False) -> None:
 
     dlqbatch rules list
     """
+    from dlqbatch.lifecycle.job import rule_store
+
     rules, broken = rule_store(settings).read()
     if as_json:
         print_json(
@@ -70,7 +71,7 @@ def list_rules(settings: Settings, *, as_json: AsJson = False) -> None:
         for rule in rules
     ]
     if rows:
-        print_table(rows, tuple(rows[0]), as_json=False)
+        print_table(rows)
     else:
         remark("there is no rule, so every failure is manual")
     for one in broken:
@@ -103,11 +104,13 @@ def set_rule(
 
     dlqbatch rules set limited --pattern "rate limit|429" --strategy scheduled
     """
+    from dlqbatch.lifecycle.job import rule_store
+
     done = rule_store(settings).set(name, on=on, pattern=pattern, strategy=strategy, position=position, dry_run=dry_run)
     word = "added" if done.is_new else "changed"
     shown = {column: getattr(done.rule, column) for column in _COLUMNS}
     shown["done"] = f"would be {word}" if dry_run else word
-    print_table([shown], tuple(shown), as_json=as_json)
+    print_table([shown], as_json=as_json)
 
 
 @app.command("remove")
@@ -116,6 +119,8 @@ def remove_rule(name: Name, settings: Settings, *, dry_run: DryRun = False, as_j
 
     dlqbatch rules remove limited
     """
+    from dlqbatch.lifecycle.job import rule_store
+
     rules = rule_store(settings)
     if not rules.remove(name, dry_run=dry_run):
         similar = rules.like(name)
@@ -125,7 +130,7 @@ def remove_rule(name: Name, settings: Settings, *, dry_run: DryRun = False, as_j
         remark(f"there is no rule '{name}'; {hint}")
         raise typer.Exit(NOTHING)
     shown = {"name": name, "done": "would be removed" if dry_run else "removed"}
-    print_table([shown], tuple(shown), as_json=as_json)
+    print_table([shown], as_json=as_json)
 
 
 @app.command("test")
@@ -147,6 +152,8 @@ def explain_failure(
     """
     if (row_id is None) == (error_type is None and text is None):
         raise typer.BadParameter("give an error with --type and --text, or a message with --message")
+    from dlqbatch.lifecycle.job import rule_store
+
     rules = rule_store(settings)
     found = rules.test(error_type, text) if row_id is None else rules.test_message(row_id)
     if as_json:

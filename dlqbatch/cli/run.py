@@ -15,7 +15,7 @@ from typing import Final
 
 from dlqbatch import jobs, logs
 from dlqbatch.aws.secrets import fetch
-from dlqbatch.cli import end_now
+from dlqbatch.cli import ONE_REQUEST_SECONDS, end_now
 from dlqbatch.cli.failure import PARTIAL, failed, tell_job
 from dlqbatch.cli.watchdog import Watchdog
 from dlqbatch.errors import DlqbatchError
@@ -29,8 +29,6 @@ _QUEUES_SHOWN: Final = 20
 _BY_QUEUE: Final = "queues"
 _PROGRESS_SECONDS: Final = 0.5
 """The time between two lines of progress; a run that ends sooner shows none."""
-ONE_REQUEST_SECONDS: Final = 1.0
-"""Two SIGTERM within this time are one: `timeout 60 dlqbatch …` sends it to the process, and to its group with it."""
 
 
 def run_job(

@@ -22,9 +22,8 @@ import typer
 
 from dlqbatch import logs
 from dlqbatch import settings as configuration
-from dlqbatch.cli import prepare_long_process
+from dlqbatch.cli import ONE_REQUEST_SECONDS, prepare_long_process
 from dlqbatch.cli.options import AsJson, ConfigFile, DryRun, SettingPairs, load_settings, overrides
-from dlqbatch.cli.run import ONE_REQUEST_SECONDS
 from dlqbatch.schedule.due import JOBS, Due
 from dlqbatch.settings.sources import CONFIG_VARIABLE, option_named, variable
 
@@ -40,11 +39,7 @@ _NOT_IN_ORDER: Final = 1
 
 
 def schedule(
-    settings: SettingPairs = None,
-    config: ConfigFile = None,
-    *,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    settings: SettingPairs = None, config: ConfigFile = None, *, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
     """Run the jobs on their own times, each run a process; more drains while the queues are deep; until a signal.
 

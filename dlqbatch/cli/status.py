@@ -6,13 +6,15 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dlqbatch.cli.options import AsJson, ConfigFile, Prometheus, SettingPairs, load_settings
 from dlqbatch.cli.printing import print_json
 from dlqbatch.logs import masked, plain
-from dlqbatch.monitor.job import Overview, overview
-from dlqbatch.monitor.metrics import Metrics
+
+if TYPE_CHECKING:  # they need SQLAlchemy, which a help page does not
+    from dlqbatch.monitor.job import Overview
+    from dlqbatch.monitor.metrics import Metrics
 
 _NARROWEST: Final = 60
 _WIDEST: Final = 120
@@ -27,16 +29,14 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 def status(
-    settings: SettingPairs = None,
-    config: ConfigFile = None,
-    *,
-    prometheus: Prometheus = None,
-    as_json: AsJson = False,
+    settings: SettingPairs = None, config: ConfigFile = None, *, prometheus: Prometheus = None, as_json: AsJson = False
 ) -> None:
     """Show how the dead store and the jobs are doing, on one screen. It changes nothing and needs no broker.
 
     dlqbatch status
     """
+    from dlqbatch.monitor.job import overview
+
     given = {"prometheus_file": None if prometheus is None else str(prometheus)}
     found = overview(load_settings(settings, config, given), export=prometheus is not None)
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
@@ -16,10 +16,12 @@ from dlqbatch.logs import plain
 from dlqbatch.settings.options import Entry
 from dlqbatch.settings.topologies import default_ladder as ladder_of
 from dlqbatch.settings.topologies import from_options
-from dlqbatch.topology import job as topology_job
 from dlqbatch.topology.kinds import Kind, whole
 from dlqbatch.topology.kinds import demonstration as test_queues
 from dlqbatch.topology.plan import NOT_KNOWN, SAME, TO_CREATE, Plan
+
+if TYPE_CHECKING:  # it needs the broker, which a help page does not
+    from dlqbatch.topology.job import Applied
 
 app = Commands(
     help="""Exchanges, queues and bindings on the broker.
@@ -53,8 +55,7 @@ def _described(
     ] = None,
     exchange: Annotated[str | None, typer.Option(metavar="NAME", help="And its exchange.")] = None,
     exchange_type: Annotated[
-        str | None,
-        typer.Option("--type", metavar="TYPE", help="And the type of its exchanges: topic or direct."),
+        str | None, typer.Option("--type", metavar="TYPE", help="And the type of its exchanges: topic or direct.")
     ] = None,
     ttl: Annotated[
         str | None, typer.Option(metavar="DELAY", help="And its delay, in milliseconds or such as 30s.")
@@ -80,19 +81,14 @@ Described: TypeAlias = Annotated[dict[str, Entry], MadeBy(_described)]
 
 
 @app.command()
-def plan(
-    what: What = None,
-    *,
-    settings: Settings,
-    described: Described,
-    as_json: AsJson = False,
-) -> None:
+def plan(what: What = None, *, settings: Settings, described: Described, as_json: AsJson = False) -> None:
     """Show what `apply` would do: what is to create, what is the same, and what differs; nothing is changed.
 
     dlqbatch topology plan
     """
-    kinds = _chosen(settings, what, described)
-    found = topology_job.plan(settings, kinds)
+    from dlqbatch.topology import job
+
+    found = job.plan(settings, _chosen(settings, what, described))
     _show_plan(found.plan, as_json=as_json)
     _hint_at_delays(found)
     raise typer.Exit(0 if found.is_done else PARTIAL)
@@ -126,10 +122,12 @@ def apply(
     dlqbatch topology apply
     dlqbatch topology apply per-queue --queue orders --exchange shop --ttl 30s
     """
+    from dlqbatch.topology import job
+
     kinds = _chosen(settings, what, described)
     applied = None
     if not dry_run:
-        applied = topology_job.apply(
+        applied = job.apply(
             settings,
             kinds,
             change_ttl=change_ttl,
@@ -157,7 +155,7 @@ def apply(
             f"for `dlqbatch drain` to know of it, describe it in application.properties: {_lines(what[0], described)}"
         )
     if as_json:
-        print_table([*exchanges, *queues, *bindings], (), as_json=True)
+        print_json([*exchanges, *queues, *bindings])
         return
     done = {} if applied is None else _done(applied)
     for rows, names in (
@@ -170,7 +168,7 @@ def apply(
             for row, name in zip(rows, names, strict=True)
         ]
         if shown:
-            print_table(shown, tuple(shown[0]), as_json=False, below=("arguments",))
+            print_table(shown, below=("arguments",))
 
 
 @app.command()
@@ -192,6 +190,8 @@ def export(
 
     dlqbatch topology export --broker-version 4.1
     """
+    from dlqbatch.topology import job
+
     kinds = _chosen(settings, what, described)
     version = None
     if broker_version is not None:
@@ -199,7 +199,7 @@ def export(
         if not all(number.isascii() and number.isdecimal() for number in numbers):
             raise typer.BadParameter("it is a version such as 3.13 or 4.1", param_hint="--broker-version")
         version = tuple(int(number) for number in numbers)
-    print_json(topology_job.export(settings, kinds, version))
+    print_json(job.export(settings, kinds, version))
 
 
 @app.command()
@@ -225,13 +225,15 @@ def delete(
         raise typer.BadParameter("say what is to be deleted: a kind, or the NAME of a topology", param_hint="WHAT")
     if not yes and not dry_run:
         raise typer.BadParameter("it deletes queues: look with --dry-run, then add --yes", param_hint="--yes")
+    from dlqbatch.topology import job
+
     kinds = _chosen(settings, what, described)
-    done = topology_job.delete(settings, kinds, with_messages=with_messages, dry_run=dry_run)
+    done = job.delete(settings, kinds, with_messages=with_messages, dry_run=dry_run)
     rows = [one.as_dict() for one in done]
     if as_json:
         print_json(rows)
     elif rows:
-        print_table(rows, ("kind", "name", "deleted", "why"), as_json=False)
+        print_table(rows)
     in_the_way = sum(1 for one in done if one.why)
     gone = sum(1 for one in done if one.is_gone)
     if not as_json:
@@ -246,7 +248,7 @@ def _readable(row: Mapping[str, object]) -> dict[str, object]:
     return {**row, "arguments": " ".join(f"{name}={value}" for name, value in arguments.items())}
 
 
-def _done(applied: topology_job.Applied) -> dict[tuple[object, str], str]:
+def _done(applied: Applied) -> dict[tuple[object, str], str]:
     """What became of each part, by its kind and name."""
     done: dict[tuple[object, str], str] = {
         (item.kind, item.name): _DONE.get(item.state, _CHANGED) for item in applied.plan.items
@@ -258,7 +260,9 @@ def _chosen(
     settings: configuration.Settings, what: Sequence[str] | None, described: dict[str, Entry]
 ) -> tuple[Kind, ...]:
     if not described:
-        return topology_job.choose(settings, what or ())
+        from dlqbatch.topology.job import choose
+
+        return choose(settings, what or ())
     if what not in (["per-queue"], ["pipeline"]):
         flag = next(iter(described.values())).key
         raise typer.BadParameter("it describes a `per-queue` set or a `pipeline`: say which of them", param_hint=flag)
@@ -284,7 +288,7 @@ def _show_plan(found: Plan, *, as_json: bool) -> None:
             sys.stdout.write(plain(text) + "\n")
 
 
-def _hint_at_delays(found: topology_job.Applied) -> None:
+def _hint_at_delays(found: Applied) -> None:
     if found.is_done:
         return
     if found.is_marked:
