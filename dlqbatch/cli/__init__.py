@@ -1,4 +1,4 @@
-"""The command line: nothing but parsing and printing."""
+"""The command line: it parses, starts a job or a command, and prints. Here is the process from start to exit code."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from itertools import pairwise
 from typing import Final, NoReturn, TextIO
 
 NOBODY_READS: Final = 141
-"""The exit code when stdout was closed early, as of every program that SIGPIPE ends."""
+"""The exit code after stdout was closed early; programs that SIGPIPE ends have the same."""
 INTERRUPTED: Final = 130
 ONE_REQUEST_SECONDS: Final = 1.0
 """Two SIGTERM within this time are one: `timeout 60 dlqbatch …` sends it to the process, and to its group with it."""
 _NOT_INSTALLED: Final = 2
-# Options that stand without a command and belong to no job.
-_OF_THE_PROGRAM: Final = frozenset({"--help", "-h", "--version", "--install-completion", "--show-completion"})
-# Python looks for garbage after so many new objects. A start makes nearly as many, and all of them stay.
+# Options that are typed without a command and start no job.
+_PROGRAM_OPTIONS: Final = frozenset({"--help", "-h", "--version", "--install-completion", "--show-completion"})
+# New objects between two garbage collections. A start makes nearly as many, and none of them is garbage.
 _GARBAGE_THRESHOLD: Final = 100_000
 _USUAL_THRESHOLD: Final = gc.get_threshold()
 
 
 def prepare_short_process() -> None:
-    """Let a process of our own start quickly. It has to be called before anything else is imported."""
+    """Make the start of a process faster; call it before anything else is imported."""
     gc.set_threshold(_GARBAGE_THRESHOLD)
-    # A plugin of pydantic would see every setting, passwords too; and looking for one reads what every installed
-    # package says of itself.
+    # A plugin of pydantic would see every setting, also passwords. The search for plugins reads the metadata of every
+    # installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
 def prepare_long_process() -> None:
-    """Collect garbage as often as Python does by itself, for a process that lives long and opens many connections."""
+    """Collect garbage as often as Python does by default, for a process that runs for days and opens connections."""
     gc.set_threshold(*_USUAL_THRESHOLD)
 
 
 def program() -> NoReturn:
-    """The whole process: one command, and its exit code."""
-    # First of all: as process 1 of a container, a process does not receive a signal that it has no handler for.
+    """Run one command, and exit with its code."""
+    # First of all, because process 1 of a container receives no signal that it has no handler for.
     signal.signal(signal.SIGTERM, end_now)
-    _open_what_is_closed()
+    _open_closed_streams()
     code = main()
-    # What is left is Python's own end, where a signal would change the exit code of work that is done.
+    # The work is done. A signal while Python ends would change the exit code.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code)
 
 
 def end_now(number: int, _frame: object = None) -> None:
-    """What the signal does by default, also to process 1. A job sets its own handler once it may hold something."""
+    """End the process as the signal does by default, also process 1. A job sets its own handler before it begins."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
-    os._exit(128 + number)  # only process 1 comes so far
+    os._exit(128 + number)  # only process 1 gets here
 
 
-def _open_what_is_closed() -> None:
-    """A program may be started without stdout or stderr, as by `2>&-`: a socket must not take their place."""
+def _open_closed_streams() -> None:
+    """Open the standard streams that are closed, as by `2>&-`; else the first socket would take the place of one."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -74,42 +74,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = sys.stdout
     for stream in (out, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal or a file that is not UTF-8 gets an escape for what it cannot show.
+            # A character that a terminal or a file cannot show is written as an escape.
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(given)
         out.flush()
     except (BrokenPipeError, SystemExit) as error:
-        # The parser makes a SystemExit of a broken pipe.
+        # The parser turns a broken pipe into a SystemExit.
         if _is_unread(out):
             return NOBODY_READS
         if isinstance(error, SystemExit):
             raise
         return _unexpected(error, given)
-    # Else Python looks through all that was ever loaded for garbage as it ends: a tenth of a short run's time.
+    # Else Python searches everything for garbage as it ends, which takes a tenth of a short run's time.
     gc.freeze()
     return code
 
 
 def _run(given: list[str]) -> int:
     try:
-        # A shell that completes a command line sets this, and must never start a run.
+        # A shell sets this when it completes a command line. That must never start a run.
         is_completing = bool(os.environ.get("_DLQBATCH_COMPLETE"))
         if not given and not is_completing:
-            # A cold start from cron or a container: the parser and its tables would double the time it takes.
+            # A start from cron or in a container. The parser would double the time it takes.
             from dlqbatch.cli.run import run_job
 
             return run_job(None)
         from dlqbatch.cli.commands import run_command
 
-        # `handler.py --json` runs the same job as `handler.py` alone.
-        if is_completing or not given[0].startswith("-") or given[0].partition("=")[0] in _OF_THE_PROGRAM:
+        # Options without a command, as in `handler.py --json`, are options of the job that the settings name.
+        if is_completing or not given[0].startswith("-") or given[0].partition("=")[0] in _PROGRAM_OPTIONS:
             return run_command(given)
         return run_command([_job(given), *given], names_job=False)
     except KeyboardInterrupt:
-        from dlqbatch.cli.failure import say
+        from dlqbatch.cli.printing import print_failure
 
-        say("KeyboardInterrupt", "interrupted", INTERRUPTED, as_json="--json" in given)
+        print_failure("KeyboardInterrupt", "interrupted", INTERRUPTED, as_json="--json" in given)
         return INTERRUPTED
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "dlqbatch":
@@ -122,7 +122,7 @@ def _run(given: list[str]) -> int:
 
 
 def _job(given: list[str]) -> str:
-    """The job that the settings name; which of them is wrong is said by the job itself, when it reads them all."""
+    """The job that the settings name. If they are wrong, the job says so when it reads all of them."""
     from dlqbatch.errors import DlqbatchError
     from dlqbatch.settings import load
     from dlqbatch.settings.sources import CONFIG_VARIABLE
@@ -141,38 +141,38 @@ def _job(given: list[str]) -> str:
 
 
 def _flag_and_value(word: str) -> list[str]:
-    """As the parser takes them apart: --set=job=ingest and -sjob=ingest."""
+    """A word divided as the parser does it: --set=job=ingest and -sjob=ingest."""
     if word.startswith("--"):
         return word.split("=", 1)
     return [word[:2], word[2:]] if word[:2] in {"-c", "-s"} and word[2:] else [word]
 
 
 def _unexpected(error: Exception, given: list[str]) -> int:
-    from dlqbatch.cli.failure import unexpected
+    from dlqbatch.cli.printing import print_unexpected_error
 
-    return unexpected(error, as_json="--json" in given)
+    return print_unexpected_error(error, as_json="--json" in given)
 
 
 def _not_installed(package: str, *, as_json: bool) -> int:
-    from dlqbatch.cli.failure import say
+    from dlqbatch.cli.printing import print_failure
 
     text = (
         f"the package '{package}' is not installed for {sys.executable}. Nothing was done. Run "
         "`python3 -m venv .venv` and `.venv/bin/pip install -r requirements.txt --editable .` in the checkout; then "
         "start `.venv/bin/dlqbatch`."
     )
-    say("ModuleNotFoundError", text, _NOT_INSTALLED, as_json=as_json)
+    print_failure("ModuleNotFoundError", text, _NOT_INSTALLED, as_json=as_json)
     return _NOT_INSTALLED
 
 
 def _is_unread(out: TextIO) -> bool:
-    """Whether nobody reads it any more; what is still to be written goes nowhere then, without a word."""
-    # A write that failed once need not fail again: the pipe itself is asked.
+    """Whether the reader of a pipe has closed it. If so, what is still buffered is thrown away."""
+    # After a failed write the next one may succeed, so that the pipe itself is polled.
     pipe = select.poll()
     pipe.register(out, select.POLLOUT)
     if not any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0)):
         return False
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, out.fileno())
-    os.close(nowhere)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, out.fileno())
+    os.close(devnull)
     return True

@@ -1,4 +1,4 @@
-"""`dlqbatch archive`: cold storage, looked at by people; and the way back out of it."""
+"""`dlqbatch archive`: show what is in cold storage, and restore messages from it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Annotated, Final
 import typer
 
 from dlqbatch.cli import timeline
-from dlqbatch.cli.failure import PARTIAL
 from dlqbatch.cli.options import Actor, AsJson, Commands, DryRun, Full, JournalReason, Settings
-from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark, show_changes
+from dlqbatch.cli.printing import NOTHING, PARTIAL, print_changes, print_json, print_lines, print_table, remark
 from dlqbatch.retain.archive import archive as cold_archive
 
 app = Commands(
@@ -20,7 +19,6 @@ app = Commands(
     dlqbatch archive list --verify
     dlqbatch archive restore 4711 --reason "asked for by the auditors"
     """,
-    no_args_is_help=True,
 )
 
 _WHICH: Final = "The number that a message had in the dead store, or its identity."
@@ -117,14 +115,14 @@ def restore(
     dlqbatch archive restore 4711 --reason "asked for by the auditors"
     """
     archive = cold_archive(settings)
-    # Each once, also a number that is written in two ways: then there is one change for each, in their order.
-    asked = list({_plain_number(one): one for one in which}.values())
+    # An id that is named twice, also as 7 and 007, is restored once, so that changes and ids can be paired.
+    asked = list({_without_zeros(one): one for one in which}.values())
     done = archive.restore(asked, actor=actor, reason=reason, dry_run=dry_run)
     named = zip(asked, done.changes, strict=True)
     changes = tuple(replace(change, asked=one, id=change.id or None) for one, change in named)
-    show_changes(replace(done, changes=changes), "restored", as_json=as_json)
+    raise typer.Exit(print_changes(replace(done, changes=changes), "restored", as_json=as_json))
 
 
-def _plain_number(which: str) -> str:
+def _without_zeros(which: str) -> str:
     is_number = which.isascii() and which.isdigit() and len(which) < len(str(2**63))
     return which.lstrip("0") if is_number else which

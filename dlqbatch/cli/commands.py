@@ -1,4 +1,4 @@
-"""The commands, their options and their help."""
+"""The tree of the commands: which there are, and how one is parsed and run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from dlqbatch import __version__
-from dlqbatch.cli.failure import failed, say, tell_job
 from dlqbatch.cli.help_pages import Contents
 from dlqbatch.cli.options import Commands
+from dlqbatch.cli.printing import name_job, print_error, print_failure
 from dlqbatch.errors import DlqbatchError
 
 _JOBS: Final = ("drain", "ingest", "check", "lifecycle", "retain", "monitor")
@@ -22,33 +22,32 @@ PANELS: Final = {
     "Set-up": ("doctor", "topology", "db", "events", "rules"),
     "Other": ("demo",),
 }
-"""The commands in the order of the help."""
+"""The commands in the order of the help page."""
 COMMANDS: Final = tuple(name for names in PANELS.values() for name in names)
-_FAMILIES: Final = frozenset({"messages", "replay", "archive", "topology", "db", "events", "rules"})
-"""Commands with commands of their own: the `app` of their module. Any other is the function of its name."""
+_GROUPS: Final = frozenset({"messages", "replay", "archive", "topology", "db", "events", "rules"})
+"""The groups of commands, each the `app` of its module. Any other command is the function of its name."""
 _MODULES: Final = {"db": "database", **dict.fromkeys(_JOBS, "jobs")}
-"""The module of each command whose module has another name."""
+"""The modules that have another name than their command."""
 
 
 def application(first: str | None = None) -> typer.Typer:
-    """The command line; if its first word is a command's name, with this command alone, so that no other is loaded.
+    """The parser of the command line. If the first word is a command, the modules of the others are not loaded.
 
-    Any other word gets all of them: to list them, or to guess which one was meant.
+    After any other word all commands are there: for the help page, or to guess which one was meant.
     """
     is_known = first in COMMANDS
     app = Commands(
         name="dlqbatch",
         cls=Contents,
-        no_args_is_help=True,
         add_completion=not is_known,
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog=EPILOG,
     )
     app.callback()(about)
     for panel, names in PANELS.items():
-        for name in (one for one in names if one == first or not is_known):
+        for name in (each for each in names if each == first or not is_known):
             module = import_module(f"dlqbatch.cli.{_MODULES.get(name, name)}")
-            if name in _FAMILIES:
+            if name in _GROUPS:
                 app.add_typer(module.app, name=name, cls=Contents, rich_help_panel=panel)
             else:
                 app.command(rich_help_panel=panel)(getattr(module, name))
@@ -79,31 +78,31 @@ def about(
 
 
 def run_command(arguments: Sequence[str], *, names_job: bool = True) -> int:
-    """Parse and run; usage errors end with 2, as every error of the configuration does.
+    """Parse the arguments, run the command, and return its exit code; a usage error has code 2.
 
-    Without `names_job` the first argument is the settings' job, which nobody typed.
+    Without `names_job` the first argument is the job of the settings, which nobody has typed.
     """
     as_json = "--json" in arguments
     if arguments[:1] == ["help"]:
-        arguments = [*(one for one in arguments if one != "help"), "--help"]
+        arguments = [*(word for word in arguments if word != "help"), "--help"]
     if arguments and arguments[0] in COMMANDS:
-        tell_job(arguments[0])
+        name_job(arguments[0])
     try:
         app = application(arguments[0] if arguments else None)
         code: object = app(list(arguments), prog_name="dlqbatch", standalone_mode=False)
     except typer.TyperException as error:
-        _say_misuse(error, as_json=as_json, names_job=names_job)
+        _print_usage_error(error, as_json=as_json, names_job=names_job)
         return error.exit_code
     except DlqbatchError as error:
-        return failed(error, as_json=as_json)
+        return print_error(error, as_json=as_json)
     return code if isinstance(code, int) else 0
 
 
-def _say_misuse(error: typer.TyperException, *, as_json: bool, names_job: bool) -> None:
+def _print_usage_error(error: typer.TyperException, *, as_json: bool, names_job: bool) -> None:
     text = error.format_message().strip()
     context: typer.Context | None = getattr(error, "ctx", None)
-    # Without a text it is a group without a command, and its help has just been shown.
+    # There is no text after a group without a command: its help page has just been printed.
     if text:
         path = context.command_path if context is not None else ""
         hint = f"\n`{path if names_job else 'dlqbatch'} --help` shows what there is." if path else ""
-        say("UsageError", text + hint, error.exit_code, as_json=as_json)
+        print_failure("UsageError", text + hint, error.exit_code, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`dlqbatch db`: the schema."""
+"""`dlqbatch db`: show and upgrade the schema of the database, and print its SQL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ app = Commands(
 
     dlqbatch db upgrade
     """,
-    no_args_is_help=True,
 )
 
 _NONE: Final = "none"

@@ -1,4 +1,4 @@
-"""`dlqbatch demo`: the main job, seen."""
+"""`dlqbatch demo`: show on a real broker what a drain does with three messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.console import Console
 
 from dlqbatch import logs
 from dlqbatch.aws.secrets import fetch
-from dlqbatch.cli.failure import failed
 from dlqbatch.cli.options import AsJson, SettingPairs, overrides
+from dlqbatch.cli.printing import print_error
 from dlqbatch.demo import drawing
 from dlqbatch.demo.scenario import PARTS, REAL_TTLS, SCALED_TTLS, Result, Trail
 from dlqbatch.errors import DlqbatchError
@@ -40,16 +40,16 @@ def demo(
 
 
 def run_demo(given: Mapping[str, object], *, real_time: bool, as_json: bool) -> int:
-    """The exit code: 0 if all three messages went as expected, 1 if not."""
+    """Run the demo and return the exit code: 0 if all three messages went as expected, 1 if not."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Only noted: whatever is interrupted, what is on the broker has to be deleted.
+        # The signal is only noted, because the queues of the demo have to be deleted from the broker first.
         signal.signal(number, lambda received, _: signals.append(received))
     console = Console(stderr=as_json, highlight=False)
     try:
         result = _play(console, given, REAL_TTLS if real_time else SCALED_TTLS, lambda: bool(signals))
     except DlqbatchError as error:
-        return failed(error, as_json=as_json)
+        return print_error(error, as_json=as_json)
     if signals:
         sys.stderr.write("dlqbatch: stopped\n")
         return 128 + signals[0]
@@ -67,7 +67,7 @@ def _play(console: Console, given: Mapping[str, object], ttls: tuple[int, ...], 
     with TemporaryDirectory(prefix="dlqbatch-demo-") as folder:
         settings = load({**given, **own_settings(prefix, Path(folder), ttls)}, secrets=fetch)
         logs.hide(secrets_of(settings))
-        # A line for every drain would bury what is drawn.
+        # A log line for every drain would hide the drawing.
         logs.configure("warning" if settings.log_level == "info" else settings.log_level, settings.log_format)
         trails = [Trail(part) for part in PARTS]
         delays = ", ".join(f"{ttl / 1000:g}" for ttl in ttls)

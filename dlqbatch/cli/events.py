@@ -1,4 +1,4 @@
-"""`dlqbatch events`: the policy, shown and edited."""
+"""`dlqbatch events`: show and edit which events are retried, and how often."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ app = Commands(
     dlqbatch events list
     dlqbatch events set 'payments.#' 3
     """,
-    no_args_is_help=True,
 )
 
 Name = Annotated[str, typer.Argument(help="A routing key, or a topic pattern such as orders.*.created or payment.#")]

@@ -1,4 +1,4 @@
-"""`dlqbatch messages`: the dead store, looked at and tidied up by people."""
+"""`dlqbatch messages`: list, show, edit, replay, discard and restore dead messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dlqbatch.cli.options import (
     RowIds,
     Settings,
 )
-from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark, show_changes
+from dlqbatch.cli.printing import NOTHING, print_changes, print_json, print_lines, print_table, remark
 from dlqbatch.cli.replay import replay_messages
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.logs import plain
@@ -48,7 +48,6 @@ app = Commands(
     dlqbatch messages list --status manual
     dlqbatch messages show 4711
     """,
-    no_args_is_help=True,
 )
 
 _LONGEST_SAMPLE: Final = 200
@@ -56,7 +55,7 @@ _SUFFIXES: Final = {"json": ".json", "text": ".txt", "hex": ".bin"}
 
 
 class EditorFailed(DlqbatchError):
-    """Nothing came out of the editor that could be taken."""
+    """The editor failed, so that nothing was changed."""
 
 
 def _store(settings: Settings) -> MessageActions:
@@ -241,7 +240,7 @@ def discard(
     done = _store(settings).discard(
         row_ids or (), filters, actor=actor, reason=reason, everything=everything, dry_run=dry_run
     )
-    show_changes(done, "discarded", as_json=as_json)
+    raise typer.Exit(print_changes(done, "discarded", as_json=as_json))
 
 
 @app.command()
@@ -259,7 +258,7 @@ def restore(
     dlqbatch messages restore 4711 --reason "wrong group"
     """
     done = store.restore(row_ids, actor=actor, reason=reason, dry_run=dry_run)
-    show_changes(done, "restored", as_json=as_json)
+    raise typer.Exit(print_changes(done, "restored", as_json=as_json))
 
 
 @app.command()
@@ -353,7 +352,7 @@ def _read(file: str) -> bytes:
 
 
 def _keep(typed: bytes) -> None:
-    """What somebody has typed is not thrown away because it is refused, or the message has moved on meanwhile."""
+    """Keep a body that was typed and then refused, or whose message has changed meanwhile."""
     number, path = mkstemp(prefix="dlqbatch-edit-")
     with os.fdopen(number, "wb") as file:
         file.write(typed)
@@ -366,13 +365,13 @@ def _in_editor(body: bytes, form: BodyForm) -> bytes:
         raise typer.BadParameter(
             "neither VISUAL nor EDITOR names an editor; set one, or give --body-file, --set-header or --remove-header"
         )
-    # A folder of our own, closed to others: many editors leave copies beside the file.
+    # A folder that only this user can read, because many editors leave copies beside the file.
     with TemporaryDirectory(prefix="dlqbatch-edit-") as folder:
         file = Path(folder) / f"body{_SUFFIXES[form]}"
         file.touch(mode=0o600)
         file.write_bytes(body)
         try:
-            # What an editor draws must not stand among data that goes into a pipe.
+            # In a pipe, what the editor draws must not get between the data.
             screen = None if sys.stdout.isatty() else sys.stderr
             code = subprocess.run([*shlex.split(editor), str(file)], stdout=screen, check=False).returncode  # noqa: S603
             if code:

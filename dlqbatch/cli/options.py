@@ -1,7 +1,7 @@
-"""Options that several commands have, and what a command is handed for them.
+"""Options that several commands share, and parameters of commands that are made of several options.
 
-A parameter of a command may be made of several options: its annotation names the function that makes it, and the
-function's parameters are the options.
+A command with the parameter `filters: FilterOptions`, say, has eight options and receives one Filters object. The
+annotation names the function that makes the object, and the parameters of this function are the options.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ if TYPE_CHECKING:  # it needs SQLAlchemy, which a help page does not
 
 
 class MadeBy(NamedTuple):
-    """The mark in a parameter's annotation: this function makes its value, of the options that are its parameters."""
+    """Marks the annotation of a parameter whose value this function makes; the function's parameters are options."""
 
     function: Callable[..., Any]
 
 
 class Commands(typer.Typer):
-    """Commands with our help pages, whose parameters may be made of several options."""
+    """A group of commands with our help pages; their parameters may be made of several options."""
+
+    def __init__(self, **rest: Any) -> None:
+        super().__init__(no_args_is_help=True, **rest)
 
     def command(self, name: str | None = None, **rest: Any) -> Callable[[Any], Any]:
         register = super().command(name, cls=Page, **rest)
@@ -45,7 +48,7 @@ class Commands(typer.Typer):
 
 
 def _with_single_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as Typer needs it: with one parameter for each option."""
+    """The command as Typer reads it, with one parameter for each option."""
 
     @wraps(command)
     def run(**options: object) -> None:
@@ -70,8 +73,8 @@ def _call(function: Callable[..., Any], options: Mapping[str, object]) -> Any:
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, tuple[Parameter, Callable[..., Any] | None]]:
-    """The parameters, each with the function that makes its value, if there is one."""
-    function.__annotations__.pop("return", None)  # only a type checker loads what some of them return
+    """Every parameter, and the function that makes its value if there is one."""
+    function.__annotations__.pop("return", None)  # its module may be loaded only for type checks
     return {
         name: (each, next((mark.function for mark in get_args(each.annotation) if isinstance(mark, MadeBy)), None))
         for name, each in signature(function, eval_str=True).parameters.items()
@@ -106,7 +109,7 @@ JournalReason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; it
 
 
 def overrides(pairs: list[str] | None, flags: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The settings that the command line names; a flag of its own wins over --set."""
+    """The settings that the command line states; an option of their own wins over --set."""
     found: dict[str, object] = {}
     for pair in pairs or ():
         option, equals, value = pair.partition("=")
@@ -122,7 +125,7 @@ def overrides(pairs: list[str] | None, flags: Mapping[str, object] | None = None
 def load_settings(
     pairs: list[str] | None, config: Path | None, flags: Mapping[str, object] | None = None
 ) -> configuration.Settings:
-    """The settings of a command that is no run, with its logs set up; what is doubtful in them is logged."""
+    """Read the settings of a command that is no run of a job, and log their warnings."""
     from dlqbatch.cli.run import settings_from
 
     loaded = settings_from(overrides(pairs, flags), config)
@@ -150,7 +153,7 @@ def _actor(
 
 
 def _filters(since: Sequence[str], until: Sequence[str]) -> MadeBy:
-    """Filters of the dead store; `since` and `until` are the names of these two options."""
+    """The options that filter dead messages; `since` and `until` are the names of the options for the time."""
     kinds: dict[str, Any] = {
         "statuses": Annotated[
             list[Status] | None, typer.Option("--status", metavar="STATE", help="In this state. Repeatable.")

@@ -1,4 +1,4 @@
-"""`dlqbatch replay`: dead messages sent back to where they failed, by a plan that a person has seen before."""
+"""`dlqbatch replay`: send dead messages back to where they failed, by a plan that a person has looked at."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 import typer
 
 from dlqbatch import settings as configuration
-from dlqbatch.cli.failure import PARTIAL
 from dlqbatch.cli.options import ROW_ID, Actor, AsJson, Commands, DryRun, Limit, ReplayFilters, RowIds, Settings
-from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark
+from dlqbatch.cli.printing import NOTHING, PARTIAL, print_json, print_lines, print_report, print_table, remark
 from dlqbatch.cli.timeline import time
 from dlqbatch.logs import plain
 
@@ -29,7 +28,6 @@ app = Commands(
     dlqbatch replay status 1684bb502551e20c
     dlqbatch replay abort 1684bb502551e20c
     """,
-    no_args_is_help=True,
 )
 
 _LONGEST_SAMPLE: Final = 200
@@ -259,12 +257,10 @@ def _end_with_plan(planned: Planned, *, as_json: bool) -> NoReturn:
 
 
 def _end_with_report(done: Replayed, *, as_json: bool) -> NoReturn:
-    from dlqbatch.cli.run import print_report
-
     if as_json:
         print_json(done.as_dict())
     else:
-        print_report(done.report, as_json=False)
+        print_report(done.report)
         _show_status(done.status.as_dict(), as_json=False)
     raise typer.Exit(_EXIT.get(done.report.outcome, 1))
 
@@ -328,7 +324,7 @@ def _show_status(plan: dict[str, Any], *, as_json: bool) -> None:
 
 
 def ranges(ids: Iterable[int]) -> str:
-    """Numbers for a person to read: `1-20, 25`; of many ranges the first."""
+    """The ids as a person reads them, such as `1-20, 25`; of many ranges only the first."""
     found: list[list[int]] = []
     for one in sorted(ids):
         if found and one == found[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""`dlqbatch rules`: which strategy a failure gets, shown and edited."""
+"""`dlqbatch rules`: show and edit which strategy the lifecycle gives a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ app = Commands(
     dlqbatch rules list
     dlqbatch rules test --type TimeoutError
     """,
-    no_args_is_help=True,
 )
 
 Name: TypeAlias = Annotated[str, typer.Argument(help="The rule's name.")]
@@ -42,32 +41,13 @@ def list_rules(settings: Settings, *, as_json: AsJson = False) -> None:
     rules, broken = rule_store(settings).read()
     if as_json:
         print_json(
-            [
-                {
-                    "position": rule.position,
-                    "name": rule.name,
-                    "on": rule.on,
-                    "pattern": rule.pattern,
-                    "strategy": rule.strategy,
-                    "problem": None,
-                }
-                for rule in rules
-            ]
-            + [
-                {"position": None, "name": one.name, "on": None, "pattern": None, "strategy": None}
-                | {"problem": one.problem}
-                for one in broken
-            ]
+            [{**{column: getattr(rule, column) for column in _COLUMNS}, "problem": None} for rule in rules]
+            + [{**dict.fromkeys(_COLUMNS), "name": rule.name, "problem": rule.problem} for rule in broken]
         )
         return
+    columns = ("position", "name", "on", "strategy")
     rows = [
-        {
-            "position": rule.position,
-            "name": rule.name,
-            "on": rule.on,
-            "strategy": rule.strategy,
-            "pattern": plain(rule.pattern, _LONGEST_PATTERN),
-        }
+        {column: getattr(rule, column) for column in columns} | {"pattern": plain(rule.pattern, _LONGEST_PATTERN)}
         for rule in rules
     ]
     if rows:

@@ -1,4 +1,4 @@
-"""`dlqbatch topology`: what has to be on the broker, and what is."""
+"""`dlqbatch topology`: compare, declare, export and delete exchanges, queues and bindings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from dlqbatch import settings as configuration
-from dlqbatch.cli.failure import PARTIAL, USAGE
 from dlqbatch.cli.options import AsJson, Commands, DryRun, MadeBy, Settings
-from dlqbatch.cli.printing import print_json, print_table, remark
+from dlqbatch.cli.printing import PARTIAL, USAGE, print_json, print_table, remark
 from dlqbatch.logs import plain
 from dlqbatch.settings.options import Entry
 from dlqbatch.settings.topologies import default_ladder as ladder_of
@@ -29,13 +28,12 @@ app = Commands(
     dlqbatch topology plan
     dlqbatch topology apply
     """,
-    no_args_is_help=True,
 )
 
 _SIGNS: Final = {"to create": "+", "the same": " ", "different": "!", "not known": "?"}
 _CHANGED: Final = "changed"
 _DECLARED: Final = "declared"
-"""Whether it was there before is not known: AMQP has no way to ask for a binding, and not every login may ask."""
+"""The word for a part that may have been there before. AMQP cannot ask for a binding, and not every login may ask."""
 _DONE: Final = {TO_CREATE: "created", SAME: "the same", NOT_KNOWN: _DECLARED}
 _REFUSED: Final = 1
 
@@ -77,7 +75,7 @@ def _described(
 
 
 Described: TypeAlias = Annotated[dict[str, Entry], MadeBy(_described)]
-"""The topology that the options describe, in the words of application.properties."""
+"""The topology that the options describe, by the names that the options have in application.properties."""
 
 
 @app.command()
@@ -141,31 +139,30 @@ def apply(
     topology = whole(kinds)
     if demonstration:
         topology += test_queues(ladder_of(settings))
-    exchanges: list[dict[str, object]] = [
-        {"kind": "exchange", "name": one.name, "type": one.type} for one in topology.exchanges
-    ]
-    queues: list[dict[str, object]] = [
-        {"kind": "queue", "name": one.name, "arguments": dict(one.arguments)} for one in topology.queues
-    ]
-    bindings: list[dict[str, object]] = [
-        {"kind": "binding", "exchange": one.exchange, "key": one.key, "queue": one.queue} for one in topology.bindings
-    ]
+    # Rows of each kind, each with the name of its part.
+    parts: tuple[list[tuple[dict[str, object], str]], ...] = (
+        [({"kind": "exchange", "name": each.name, "type": each.type}, each.name) for each in topology.exchanges],
+        [
+            ({"kind": "queue", "name": each.name, "arguments": dict(each.arguments)}, each.name)
+            for each in topology.queues
+        ],
+        [
+            ({"kind": "binding", "exchange": each.exchange, "key": each.key, "queue": each.queue}, each.in_words)
+            for each in topology.bindings
+        ],
+    )
     if described and what:
         remark(
             f"for `dlqbatch drain` to know of it, describe it in application.properties: {_lines(what[0], described)}"
         )
     if as_json:
-        print_json([*exchanges, *queues, *bindings])
+        print_json([row for rows in parts for row, _ in rows])
         return
     done = {} if applied is None else _done(applied)
-    for rows, names in (
-        (exchanges, [one.name for one in topology.exchanges]),
-        (queues, [one.name for one in topology.queues]),
-        (bindings, [one.in_words for one in topology.bindings]),
-    ):
+    for rows in parts:
         shown = [
             {**_readable(row), **({"done": done.get((row["kind"], name), _DECLARED)} if applied is not None else {})}
-            for row, name in zip(rows, names, strict=True)
+            for row, name in rows
         ]
         if shown:
             print_table(shown, below=("arguments",))
@@ -249,7 +246,7 @@ def _readable(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def _done(applied: Applied) -> dict[tuple[object, str], str]:
-    """What became of each part, by its kind and name."""
+    """What `apply` did to each part, by the part's kind and name."""
     done: dict[tuple[object, str], str] = {
         (item.kind, item.name): _DONE.get(item.state, _CHANGED) for item in applied.plan.items
     }

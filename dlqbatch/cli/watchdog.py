@@ -1,7 +1,8 @@
-"""The last resort against a run that does not end: its process does.
+"""The watchdog ends the process of a run that does not end by itself.
 
-Whatever waits has a bound of its own and ends in order, with a report; this is for what nobody thought of. A process
-may be killed at any instant without a loss: what it held goes back to its queue, what it had not committed is undone.
+Everything that waits has a bound of its own, and the run then ends in order, with a report. The watchdog is for a wait
+that has none. Nothing is lost when a process is killed: messages that it held go back to their queue, and a transaction
+that it had not committed is rolled back.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from dlqbatch.cli.failure import say
+from dlqbatch.cli.printing import print_failure
 from dlqbatch.settings import Settings
 
 _HUNG: Final = 4
-# Seconds for what may begin just before a run's bounds and has a bound of its own: a statement (32), the log of runs
-# (8), the broker's last answer (15).
+# Seconds for what may begin just before the run's time is over: a statement takes at most 32, the log of runs 8, the
+# broker's last answer 15.
 _AFTER_THE_LAST_BOUND: Final = 60.0
-# Seconds. With the default settings a run ends 25 seconds after a signal; most platforms kill it after 30.
+# Seconds. By default a run ends at most 25 seconds after a signal; most platforms kill it after 30.
 _AFTER_A_SIGNAL: Final = 10.0
 _LOOK_EVERY: Final = 0.25
 _SAYING: Final = 2.0
 
 
 class Watchdog:
-    """Watches while it is entered; `from_now` begins its time anew."""
+    """Watches a run inside a `with` block; `from_now` starts its time again."""
 
     def __init__(self, longest: float, after_signal: float, stopped: Callable[[], bool], *, as_json: bool) -> None:
-        """`longest` and `after_signal` are seconds."""
+        """`longest` and `after_signal` are the seconds after which the process is ended."""
         self._longest = longest
         self._after_signal = after_signal
         self._stopped = stopped
         self._as_json = as_json
         self._ended = threading.Event()
-        self._one_ends = threading.Lock()
+        self._end_lock = threading.Lock()
         self.from_now()
 
     @classmethod
@@ -55,11 +56,11 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        with self._one_ends:
+        with self._end_lock:
             self._ended.set()
 
     def _watch(self) -> None:
-        # A signal handler that woke this thread up could wait for a lock that the run it interrupts holds.
+        # The signal handler does not wake this thread up: it could wait for a lock that the interrupted run holds.
         signal_ends_at: float | None = None
         while not self._ended.wait(_LOOK_EVERY):
             now = time.monotonic()
@@ -69,10 +70,10 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
-        with self._one_ends:
+        with self._end_lock:
             if self._ended.is_set():
                 return
-            # Writing may be what hangs: a thread of its own is left alone with it.
+            # The write itself may hang, so that another thread does it.
             saying = threading.Thread(target=self._say, daemon=True)
             saying.start()
             saying.join(_SAYING)
@@ -84,6 +85,6 @@ class Watchdog:
             "at the broker, the database and the network. What was not settled is back in its queue."
         )
         with suppress(OSError, ValueError):
-            say("RunHung", text, _HUNG, as_json=self._as_json)
+            print_failure("RunHung", text, _HUNG, as_json=self._as_json)
             sys.stdout.flush()
             sys.stderr.flush()
