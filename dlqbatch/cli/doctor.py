@@ -1,4 +1,4 @@
-"""`dlqbatch doctor`: what will bite, the worst first, each with the command that puts it right."""
+"""`dlqbatch doctor`: print the findings, the worst first, each with the command that mends it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
 
 
 def _finding(finding: Finding) -> Iterator[str]:
-    # The fix stands alone in its line, as it is: so it can be taken with a triple click, and found by a program.
+    # The fix has a line of its own, so that a triple click takes it and a program finds it.
     yield plain(f"{finding.severity.value:<8} {finding.code.value}  {finding.where}")
     yield plain(f"         {finding.what}")
     yield plain(f"    fix: {finding.fix}")

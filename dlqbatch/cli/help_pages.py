@@ -1,6 +1,6 @@
-"""Help pages: examples first, one column of options, and the options of every command at the end.
+"""The help page of a command: examples, exit codes, then its options, with those of every command at the end.
 
-Typer's own pages give each option five columns, of which 22 characters of 80 are left for what it means.
+Typer's own pages divide each option into five columns, and leave 22 of 80 characters for what it means.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _LAST: Final = ("as_json", "help", "config", "settings")
-"""The parameters that end every page, in this order."""
+"""The parameters at the end of every page, in this order."""
 _WIDEST: Final = 100
-_NAMES: Final = 26
-"""Characters; a longer name has a line of its own."""
+_LONGEST_NAME: Final = 26
+"""The characters of the column of names; a longer name has a line of its own."""
 _LARGEST_ID: Final = 2**63 - 1
 _METAVARS: Final = {"int": "N", "float": "N", "str": "TEXT", "Path": "FILE"}
 
 
 class Page(TyperCommand):
-    """A command."""
+    """A command with our help page."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  (Typer's own prints as well)
         _print(self, ctx)
 
 
 class Contents(TyperGroup):
-    """A command with commands of its own."""
+    """A group of commands with our help page."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  (Typer's own prints as well)
         _print(self, ctx)
 
 
 def paragraphs(command: Any) -> list[str]:
-    """What a command says of itself, without its examples."""
+    """The paragraphs of a command's docstring, without the examples."""
     return [" ".join(one.split()) for one in _parts(command) if not _is_example(one)]
 
 
 def examples(command: Any) -> list[str]:
-    """The commands in a docstring: each can be run as it is."""
+    """The command lines in a command's docstring."""
     return [line.strip() for one in _parts(command) if _is_example(one) for line in one.splitlines()]
 
 
 def parameters(command: Any, context: Any) -> list[Any]:
-    """What every command has stands last."""
+    """The arguments and options of a command, with those of every command at the end."""
     found = [one for one in command.get_params(context) if not getattr(one, "hidden", False)]
     return sorted(found, key=lambda one: _LAST.index(one.name) if one.name in _LAST else -1)
 
@@ -67,7 +67,7 @@ def usage(command: Any, context: Any, path: str) -> str:
 
 
 def name_of(parameter: Any) -> str:
-    """`-c, --config FILE`: as it is typed."""
+    """An option as it is typed, such as `-c, --config FILE`, or the name of an argument."""
     if is_argument(parameter):
         return _metavar(parameter)
     names = ", ".join(sorted(parameter.opts, key=lambda one: one.startswith("--")))
@@ -154,7 +154,7 @@ def _parameters(command: Any, context: Any, width: int) -> Iterator[Text]:
         rows = [(name_of(one), meaning_of(one)) for one in found if is_argument(one) is chosen]
         if rows:
             yield from _heading(title)
-            longest = max((len(name) for name, _ in rows if len(name) <= _NAMES), default=_NAMES)
+            longest = max((len(name) for name, _ in rows if len(name) <= _LONGEST_NAME), default=_LONGEST_NAME)
             for name, meaning in rows:
                 yield from _entry(name, meaning, longest, width)
 
@@ -257,4 +257,4 @@ EXIT_CODES_OF: Final[dict[str, dict[int, str]]] = {
     "rules test": {1: "no rule knows it, so that it is manual"},
     "demo": {1: "a message did not go the way it should"},
 }
-"""What a code means for one command, by the command's words; where nothing stands, what it means for every command."""
+"""Exit codes that mean something special for one command; any other code means what it means for every command."""

@@ -1,4 +1,4 @@
-"""One invocation by a cloud platform: an event in, a report out."""
+"""One run of a job for an event of a cloud platform, such as AWS Lambda; it returns the report."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from dlqbatch.settings import Settings, load, secrets_of
 
 
 def invoke(event: object, context: Any) -> dict[str, object]:
-    # Until the settings say how: the platform's own handler prints what it is given as it is.
+    # The settings set the logs up again. Until then, the platform's own handler would print passwords.
     logs.configure()
     try:
-        return _invoked(event, context)
+        return _run(event, context)
     except DlqbatchError as error:
-        # The platform prints what is raised, and what it was raised from, as it is; only here is it made harmless.
-        error.args = (_harmless(str(error)),)
+        # The platform prints an error and its cause unchanged, so that passwords have to be masked before.
+        error.args = (_masked(str(error)),)
         raise error from None
-    except Exception as error:  # noqa: BLE001  (the last to see it)
+    except Exception as error:  # noqa: BLE001  (the platform would print it with passwords)
         logs.get(__name__).error("unexpected error", failure=error)
-        text = _harmless(f"an unexpected error, {type(error).__name__}: {error}")
+        text = _masked(f"an unexpected error, {type(error).__name__}: {error}")
         raise DlqbatchError(f"{text}. What was not settled is back in its queue.") from None
 
 
-def _harmless(text: str) -> str:
+def _masked(text: str) -> str:
     return "\n".join(map(logs.plain, logs.masked(text).splitlines()))
 
 
-def _invoked(event: object, context: Any) -> dict[str, object]:
+def _run(event: object, context: Any) -> dict[str, object]:
     request = understand(event)
     if isinstance(request, Ignored):
         settings = load()
         logs.configure(settings.log_level, settings.log_format)
-        report = Report(settings.job, "ok", "empty", count({}, 0)[0], warnings=(request.why,))
         logs.get(__name__).info("nothing to do", why=request.why)
-        return report.as_dict()
+        return Report(settings.job, "ok", "empty", count({}, 0)[0], warnings=(request.why,)).as_dict()
     options = dict(request.options)
     dry_run = options.pop("dry_run", False)
     unknown = sorted(set(map(str, options)) - set(jobs.RUN_OPTIONS))
@@ -58,15 +57,15 @@ def _invoked(event: object, context: Any) -> dict[str, object]:
     logs.configure(settings.log_level, settings.log_format)
     run_options = jobs.RunOptions(dry_run=dry_run, seconds_left=_seconds_left(context))
     job = settings.job if request.job is None else request.job
-    told: dict[str, object] = {"outcome": "failed"}  # of a run that raises, that is all there is to measure
+    report: dict[str, object] = {"outcome": "failed"}  # all that the metrics know about a run that raises
     try:
-        told = jobs.run(job, settings, run_options, read_again=read).as_dict()
+        report = jobs.run(job, settings, run_options, read_again=read).as_dict()
     finally:
         if settings.metrics_namespace is not None and job in jobs.JOBS and not dry_run:
-            print_metrics(settings.metrics_namespace, job, told)
-    if told["outcome"] == "failed":
-        raise DlqbatchError(f"the run failed: {told}")
-    return told
+            print_metrics(settings.metrics_namespace, job, report)
+    if report["outcome"] == "failed":
+        raise DlqbatchError(f"the run failed: {report}")
+    return report
 
 
 def _seconds_left(context: Any) -> float | None:

@@ -39,11 +39,11 @@ def _run(
 
 Bounds: TypeAlias = Annotated[dict[str, object], MadeBy(_bounds)]
 Run: TypeAlias = Annotated[Callable[[str, Mapping[str, object]], NoReturn], MadeBy(_run)]
-"""Runs a job with the settings that its own options name, and ends the command with its exit code."""
+"""Runs a job, with the settings of its own options, and ends the command with the exit code of the run."""
 
 
 def _one_setting(queues: list[str] | None) -> str | None:
-    """The queues of an argument as a setting has them."""
+    """Names of queues from the command line as the value of a setting."""
     if queues is not None and not all(queue.strip() for queue in queues):
         raise typer.BadParameter("a queue's name is empty; leave it out to take the queues that the setting names")
     return ",".join(queues) if queues else None

@@ -1,4 +1,4 @@
-"""docs/cli.md, from the commands themselves: `python -m dlqbatch.cli.reference > docs/cli.md`."""
+"""Writes docs/cli.md from the commands: `python -m dlqbatch.cli.reference > docs/cli.md`."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ dlqbatch drain --dry-run
 This page is generated: `python -m dlqbatch.cli.reference > docs/cli.md`. A test compares it with the program.
 """
 _SHARED_BY: Final = 3
-"""An option that so many commands have, with one meaning, is described once for all of them."""
+"""An option that at least this many commands have, with the same meaning, is described once for all of them."""
 _EXCEPTIONS: Final = 5
-"""An option that all but so few commands have is not named with each of them."""
+"""An option that all commands but at most this many have is not named in the section of each command."""
 
 Row = tuple[str, str]
 """An option or argument as it is typed, and what it means."""
@@ -116,7 +116,7 @@ class Reference:
 
 
 def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Every command that does something: the words that start it, itself and its context."""
+    """Every command that is no group: its words, the command and its context."""
     inner = getattr(command, "commands", {})
     if not inner:
         yield path, command, typer.Context(command, info_name=f"dlqbatch {path}")

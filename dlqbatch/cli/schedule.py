@@ -1,4 +1,4 @@
-"""`dlqbatch schedule`: the jobs on their own times, until a signal."""
+"""`dlqbatch schedule`: start the jobs at their times, each run as a process, until a signal."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ if TYPE_CHECKING:  # loaded after the handlers of signals are in place
 
 log = logs.get(__name__)
 
-_NEXT: Final = 3
-_PULSE: Final = 1.0
+_TIMES_SHOWN: Final = 3
+"""The next times of each job in a dry run."""
+_CLOCK_CHECK_SECONDS: Final = 1.0
 _NOT_IN_ORDER: Final = 1
+"""The exit code after a run had to be killed, or the clock stood still."""
 
 
 def schedule(
@@ -46,16 +48,16 @@ def schedule(
     dlqbatch schedule --dry-run
     dlqbatch schedule
     """
-    # First of all: a signal that comes while the rest is loaded is not lost.
+    # Before anything else is loaded, so that no signal is lost.
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _noting(signals))
     loaded = load_settings(settings, config)
     from dlqbatch.schedule.scheduler import Scheduler
 
-    environment, arguments = _for_runs(overrides(settings), config)
+    environment, arguments = _environment_and_arguments(overrides(settings), config)
     scheduler = Scheduler(
-        loaded, environment, arguments, _Teller(as_json=as_json), partial(load_settings, settings, config)
+        loaded, environment, arguments, _RunPrinter(as_json=as_json), partial(load_settings, settings, config)
     )
     if dry_run:
         _show_plan(loaded, scheduler.due, as_json=as_json)
@@ -71,7 +73,7 @@ def _noting(signals: SimpleQueue[int]) -> Callable[[int, FrameType | None], None
         if number == signal.SIGTERM and first and now - first[0] <= ONE_REQUEST_SECONDS:
             return
         first.append(now)
-        signals.put(number)  # the one queue that may be used in a signal's handler
+        signals.put(number)  # no other queue may be used in a signal handler
 
     return note
 
@@ -83,12 +85,12 @@ def _serve(scheduler: Scheduler, signals: SimpleQueue[int]) -> int:
     received = None
     while received is None and scheduler.is_alive():
         with suppress(Empty):
-            received = signals.get(timeout=_PULSE)
+            received = signals.get(timeout=_CLOCK_CHECK_SECONDS)
         scheduler.keep_time()
     if received is None:
         log.error("the clock stands still, so that nothing would be started any more; the scheduler ends")
     else:
-        log.info("ending: nothing more is started, every run settles what it holds", signal=_named(received))
+        log.info("ending: nothing more is started, every run settles what it holds", signal=_signal_name(received))
     killed = scheduler.end(at_once=lambda: not signals.empty())
     if killed:
         log.warning("runs were killed before they had settled; what they held is back in its queue", killed=killed)
@@ -97,27 +99,27 @@ def _serve(scheduler: Scheduler, signals: SimpleQueue[int]) -> int:
     return _NOT_IN_ORDER if received is None or killed else 0
 
 
-def _named(number: int) -> str:
+def _signal_name(number: int) -> str:
     return signal.Signals(number).name
 
 
-def _for_runs(given: Mapping[str, object], config: Path | None) -> tuple[dict[str, str], list[str]]:
-    """What the command line says, as variables of the runs: a list of processes shows arguments to everybody."""
+def _environment_and_arguments(stated: Mapping[str, object], config: Path | None) -> tuple[dict[str, str], list[str]]:
+    """The settings of the command line for the runs, as variables if possible: `ps` shows arguments to everybody."""
     environment = dict(os.environ)
     arguments = []
     if config is not None:
         environment[CONFIG_VARIABLE] = str(config)
-    for key, value in given.items():
+    for key, value in stated.items():
         option = option_named(key)
         if option is None:
-            arguments += ["--set", f"{key}={value}"]  # of a topology, for which there are no variables
+            arguments += ["--set", f"{key}={value}"]  # an option of a topology, which has no variable
         else:
             environment[variable(option)] = str(value)
     return environment, arguments
 
 
-class _Teller:
-    """Prints one line for each run that has ended; they may end at once."""
+class _RunPrinter:
+    """Prints one line for each run that has ended; several threads may call it."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -125,7 +127,7 @@ class _Teller:
 
     def __call__(self, last: LastRun) -> None:
         line = json.dumps(last.as_dict()) if self._as_json else _line(last)
-        # Whoever read it may have gone away: no reason for a scheduler to end.
+        # The scheduler goes on when the reader of its output is gone.
         with self._lock, suppress(OSError, ValueError):
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
@@ -144,7 +146,7 @@ def _line(last: LastRun) -> str:
 
 def _show_plan(settings: configuration.Settings, due: Sequence[Due], *, as_json: bool) -> None:
     zone = ZoneInfo(settings.time_zone)
-    times = {one.job: [at.astimezone(zone) for at in one.times(_NEXT)] for one in due}
+    times = {one.job: [at.astimezone(zone) for at in one.times(_TIMES_SHOWN)] for one in due}
     if as_json:
         plan = {
             "dry_run": True,
@@ -185,6 +187,6 @@ def _show_plan(settings: configuration.Settings, due: Sequence[Due], *, as_json:
         if depth
     ]
     seconds = settings.trigger_interval.total_seconds()
-    told = f"{', '.join(parts)}, looked at every {seconds:g} s" if parts else "off"
-    sys.stdout.write(f"  {'trigger':<10} {told}\n")
+    trigger = f"{', '.join(parts)}, looked at every {seconds:g} s" if parts else "off"
+    sys.stdout.write(f"  {'trigger':<10} {trigger}\n")
     sys.stdout.write(f"  {'health':<10} {settings.health_address}\n")

@@ -1,4 +1,4 @@
-"""`dlqbatch status`: the dead store and the runs on one screen of 80 by 24."""
+"""`dlqbatch status`: the dead store and the last runs on one screen of 80 by 24 characters."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # they need SQLAlchemy, which a help page does not
 _NARROWEST: Final = 60
 _WIDEST: Final = 120
 _BAR: Final = 16
-# A screen has 24 lines, and the last one is the shell's.
 _LINES: Final = 23
-# At most so many lines each are shown of alerts, groups, error types and origins with unproven retries.
+"""The lines of a screen, without the last one, which is the shell's."""
 _SHOWN: Final = 3
+"""The most lines each for alerts, groups, error types, and origins with unproven retries."""
 _RUNS: Final = 8
 _LONGEST_QUEUE: Final = 30
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
@@ -37,8 +37,8 @@ def status(
     """
     from dlqbatch.monitor.job import overview
 
-    given = {"prometheus_file": None if prometheus is None else str(prometheus)}
-    found = overview(load_settings(settings, config, given), export=prometheus is not None)
+    flags = {"prometheus_file": None if prometheus is None else str(prometheus)}
+    found = overview(load_settings(settings, config, flags), export=prometheus is not None)
     if as_json:
         print_json(found.as_dict())
         return
@@ -51,9 +51,9 @@ def status(
 
 
 def _fitting(found: Overview, *, ascii_only: bool) -> list[str]:
-    """Where there is more to say than the screen has lines, the examples give way, down to one of each kind.
+    """The lines of the screen. If they are too many, fewer examples of each kind are shown, but at least one.
 
-    Alerts, runs, queues and every number stay as they are. One example of each kind always fits.
+    Alerts, runs, queues and numbers are always shown whole; they fit beside one example of each kind.
     """
     lines: list[str] = []
     for shown in range(_SHOWN, 0, -1):
@@ -92,7 +92,7 @@ def _screen(found: Overview, shown: int, *, ascii_only: bool) -> Iterator[str]:
 
 
 def _states(metrics: Metrics, *, ascii_only: bool) -> Iterator[str]:
-    """Two in a line: what is not over yet on the left."""
+    """Two states in a line, those that are not over yet on the left."""
     top = max(metrics.states.values(), default=0)
     cells = [
         f"{name:<11} {number:>9,} {bar(number, top, _BAR, ascii_only=ascii_only)}"
@@ -104,7 +104,7 @@ def _states(metrics: Metrics, *, ascii_only: bool) -> Iterator[str]:
 
 
 def _sent(metrics: Metrics, shown: int) -> Iterator[str]:
-    """One line for each origin whose retries are not known to have succeeded, and why; the oldest first."""
+    """One line for each origin whose retries are not known to have succeeded, the oldest first, and why."""
     if metrics.oldest_sent is None:
         return
     age = _age((metrics.at - metrics.oldest_sent).total_seconds())
@@ -116,7 +116,7 @@ def _sent(metrics: Metrics, shown: int) -> Iterator[str]:
 
 
 def _queues(metrics: Metrics) -> Iterator[str]:
-    """One line: the deepest, and when that was seen."""
+    """One line with the deepest queues, and when they were that deep."""
     if metrics.queues:
         top = metrics.queues[:_SHOWN]
         shown = ", ".join(
@@ -157,7 +157,7 @@ def _alerts(found: Overview) -> Iterator[str]:
 
 
 def _runs(metrics: Metrics) -> Iterator[str]:
-    """Two in a line."""
+    """Two runs in a line."""
     cells = [
         f"{run.job:>9} {run.outcome:<8}{_age((metrics.at - run.ended_at).total_seconds()):>7} ago"
         for run in metrics.last_runs[:_RUNS]
@@ -188,7 +188,7 @@ def _when(at: datetime | None, now: datetime) -> str:
 
 
 def _age(seconds: float) -> str:
-    """To about two digits."""
+    """A duration with about two digits."""
     seconds = max(seconds, 0)
     if seconds < 2 * _MINUTE:
         return f"{seconds:.0f} s"
@@ -203,7 +203,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
 def sparkline(numbers: Sequence[float], *, ascii_only: bool) -> str:
-    """One character for each number; only zero looks like zero, and only the largest is full."""
+    """One character for each number: the lowest one only for zero, the highest one for the largest number."""
     steps = _ASCII_STEPS if ascii_only else _STEPS
     top = max(numbers, default=0)
     if not top:
@@ -213,7 +213,7 @@ def sparkline(numbers: Sequence[float], *, ascii_only: bool) -> str:
 
 
 def bar(number: float, top: float, width: int, *, ascii_only: bool) -> str:
-    """`width` characters at most; whatever is not zero is seen."""
+    """A bar of at most `width` characters; every number but zero has a visible one."""
     if not number or not top:
         return ""
     if ascii_only:

@@ -1,4 +1,4 @@
-"""One dead message on the screen: the facts, the timeline, the stack, headers and body."""
+"""How one dead message is shown: facts, timeline, stack, headers and body."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlqbatch.logs import plain
 
-if TYPE_CHECKING:  # it needs SQLAlchemy, which `archive list` does not
+if TYPE_CHECKING:  # they need SQLAlchemy, which `archive list` does not
     from dlqbatch.messages.actions import Shown
     from dlqbatch.messages.timeline import Step
 
@@ -24,7 +24,7 @@ _LONGEST_CELL: Final = 2_000
 
 
 def message(found: Shown, first: Mapping[str, object] | None = None, *, full: bool) -> Iterator[str]:
-    """One message of the dead store or of a cold copy; `first` stands before what the record says."""
+    """The lines for a message of the dead store or a cold copy; the facts of `first` stand before its own."""
     record, readable = found.record, found.readable
     yield f"Message {record.id}"
     is_sent = any(each.sent_at is not None and each.closed_at is None for each in found.attempts)
@@ -47,7 +47,7 @@ def message(found: Shown, first: Mapping[str, object] | None = None, *, full: bo
 
 
 def _without_stack(headers: Mapping[str, object], stack: str | None) -> Mapping[str, object]:
-    """The header that the stack came in: many lines on one, once more, help nobody."""
+    """The headers, with a note in place of the stack, which is shown above them."""
     if not stack:
         return headers
     return {name: "(see Stack)" if value == stack else value for name, value in headers.items()}
@@ -83,7 +83,7 @@ def _known(record: Any, plan: str | None, *, is_sent: bool) -> dict[str, object]
 
 
 def time(at: datetime | None) -> str:
-    """Without a fraction, as UTC."""
+    """The time in whole seconds, or an empty text."""
     return at.strftime(_TIME) if at is not None else ""
 
 
@@ -108,15 +108,15 @@ def _span(length: timedelta) -> str:
 
 
 def facts(known: Mapping[str, object], *, full: bool) -> Iterator[str]:
-    """A name and a value on each line; what is not known has none."""
+    """One line for each fact that is known."""
     return values({name: value for name, value in known.items() if value not in (None, "", [], {})}, full=full)
 
 
-def values(held: Mapping[str, object], *, full: bool) -> Iterator[str]:
-    """All that a message holds: that a header is there is worth a line, even if nothing is in it."""
-    shown = {plain(name): _cell(value, full=full) for name, value in held.items()}
-    width = max(map(len, shown), default=0)
-    for name, value in shown.items():
+def values(shown: Mapping[str, object], *, full: bool) -> Iterator[str]:
+    """One line for each property or header, also where its value is empty."""
+    cells = {plain(name): _cell(value, full=full) for name, value in shown.items()}
+    width = max(map(len, cells), default=0)
+    for name, value in cells.items():
         yield f"  {name:{min(width, 32)}}  {value}"
 
 
@@ -126,7 +126,7 @@ def _cell(value: object, *, full: bool) -> str:
 
 
 def text(lines: Iterable[str], *, full: bool) -> Iterator[str]:
-    """Many lines, safe for a terminal; without `full` the first of them."""
+    """Lines without control characters; without `full` only the first of them."""
     shown = iter(lines)
     for line in islice(shown, None if full else _LINES_OF_BODY):
         yield "  " + plain(line.replace("\t", "    "), None if full else _LONGEST_LINE)
