@@ -70,14 +70,14 @@ def _open_closed_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; without arguments, one run of the job that the settings name."""
     prepare_short_process()
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     out = sys.stdout
     for stream in (out, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A character that a terminal or a file cannot show is written as an escape.
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(given)
+        code = _run(words)
         out.flush()
     except (BrokenPipeError, SystemExit) as error:
         # The parser turns a broken pipe into a SystemExit.
@@ -85,17 +85,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return NOBODY_READS
         if isinstance(error, SystemExit):
             raise
-        return _unexpected(error, given)
+        return _unexpected(error, words)
     # Else Python searches everything for garbage as it ends, which takes a tenth of a short run's time.
     gc.freeze()
     return code
 
 
-def _run(given: list[str]) -> int:
+def _run(words: list[str]) -> int:
     try:
         # A shell sets this when it completes a command line. That must never start a run.
         is_completing = bool(os.environ.get("_DLQBATCH_COMPLETE"))
-        if not given and not is_completing:
+        if not words and not is_completing:
             # A start from cron or in a container. The parser would double the time it takes.
             from dlqbatch.cli.run import run_job
 
@@ -103,33 +103,33 @@ def _run(given: list[str]) -> int:
         from dlqbatch.cli.commands import run_command
 
         # Options without a command, as in `handler.py --json`, are options of the job that the settings name.
-        if is_completing or not given[0].startswith("-") or given[0].partition("=")[0] in _PROGRAM_OPTIONS:
-            return run_command(given)
-        return run_command([_job(given), *given], names_job=False)
+        if is_completing or not words[0].startswith("-") or words[0].partition("=")[0] in _PROGRAM_OPTIONS:
+            return run_command(words)
+        return run_command([_job(words), *words], names_job=False)
     except KeyboardInterrupt:
         from dlqbatch.cli.printing import print_failure
 
-        print_failure("KeyboardInterrupt", "interrupted", INTERRUPTED, as_json="--json" in given)
+        print_failure("KeyboardInterrupt", "interrupted", INTERRUPTED, as_json="--json" in words)
         return INTERRUPTED
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "dlqbatch":
             raise
-        return _not_installed(error.name, as_json="--json" in given)
+        return _not_installed(error.name, as_json="--json" in words)
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001  (the last to see it: logged with its trace, never with a password)
-        return _unexpected(error, given)
+        return _unexpected(error, words)
 
 
-def _job(given: list[str]) -> str:
+def _job(words: list[str]) -> str:
     """The job that the settings name. If they are wrong, the job says so when it reads all of them."""
     from dlqbatch.errors import DlqbatchError
     from dlqbatch.settings import load
     from dlqbatch.settings.sources import CONFIG_VARIABLE
 
-    words = [part for word in given for part in _flag_and_value(word)]
+    parts = [part for word in words for part in _flag_and_value(word)]
     environ, jobs = dict(os.environ), {}
-    for flag, value in pairwise(words):
+    for flag, value in pairwise(parts):
         if flag in {"-c", "--config"}:
             environ[CONFIG_VARIABLE] = value
         elif flag in {"-s", "--set"} and value.partition("=")[0].strip() == "job":
@@ -147,10 +147,10 @@ def _flag_and_value(word: str) -> list[str]:
     return [word[:2], word[2:]] if word[:2] in {"-c", "-s"} and word[2:] else [word]
 
 
-def _unexpected(error: Exception, given: list[str]) -> int:
+def _unexpected(error: Exception, words: list[str]) -> int:
     from dlqbatch.cli.printing import print_unexpected_error
 
-    return print_unexpected_error(error, as_json="--json" in given)
+    return print_unexpected_error(error, as_json="--json" in words)
 
 
 def _not_installed(package: str, *, as_json: bool) -> int:

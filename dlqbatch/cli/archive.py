@@ -38,34 +38,34 @@ def list_parts(
     dlqbatch archive list --verify
     """
     archive = cold_archive(settings)
-    found = archive.survey()
-    read = archive.verify(found) if verify else {}
-    wrong = {damage.part: damage.why for damage in found.damaged}
+    survey = archive.survey()
+    read = archive.verify(survey) if verify else {}
+    wrong = {damage.part: damage.why for damage in survey.damaged}
     wrong |= {part: damage.why for part, damage in read.items() if damage is not None}
     rows = [
         {
-            "day": one.day,
-            "part": one.part,
-            "messages": one.count,
-            "first": one.first_id,
-            "last": one.last_id,
-            "bytes": one.file_bytes,
-            "written": timeline.time(one.created),
-            "state": "damaged" if one.part in wrong else "verified" if one.part in read else "not read",
+            "day": each.day,
+            "part": each.part,
+            "messages": each.count,
+            "first": each.first_id,
+            "last": each.last_id,
+            "bytes": each.file_bytes,
+            "written": timeline.time(each.created),
+            "state": "damaged" if each.part in wrong else "verified" if each.part in read else "not read",
         }
-        for one in found.parts
+        for each in survey.parts
     ]
     if as_json:
         damaged = [{"part": part, "why": why} for part, why in sorted(wrong.items())]
-        print_json({"parts": rows, "damaged": damaged, "unfinished": list(found.unfinished)})
+        print_json({"parts": rows, "damaged": damaged, "unfinished": list(survey.unfinished)})
     else:
         if rows:
             print_table(rows, below=("first", "last", "bytes", "written"))
         for part, why in sorted(wrong.items()):
             remark(f"{part} is damaged: {why}")
-        for part in found.unfinished:
+        for part in survey.unfinished:
             remark(f"{part} has no manifest and is not read")
-        copies = f"{sum(one.count for one in found.parts)} copies in {len(rows)} part(s)"
+        copies = f"{sum(each.count for each in survey.parts)} copies in {len(rows)} part(s)"
         remark(copies if rows else "nothing found")
     where = archive.settings.cold_storage
     if isinstance(where, Path) and not where.is_dir():
@@ -73,7 +73,7 @@ def list_parts(
             f"there is no folder {where}: mount its disk, or correct cold_storage; the first copy that retain makes "
             "makes the folder too, if the one that it is in is there"
         )
-    is_whole = not wrong and not found.unfinished
+    is_whole = not wrong and not survey.unfinished
     raise typer.Exit(PARTIAL if not is_whole else 0 if rows else NOTHING)
 
 
@@ -91,11 +91,11 @@ def show(
 
     dlqbatch archive show 4711
     """
-    found, part = cold_archive(settings).show(which)
+    copy, part = cold_archive(settings).show(which)
     if as_json:
-        print_json(found.as_dict() | {"part": part})
+        print_json(copy.as_dict() | {"part": part})
         return
-    print_lines(timeline.message(found, {"cold copy": part}, full=full))
+    print_lines(timeline.message(copy, {"cold copy": part}, full=full))
 
 
 @app.command()
@@ -116,10 +116,10 @@ def restore(
     """
     archive = cold_archive(settings)
     # An id that is named twice, also as 7 and 007, is restored once, so that changes and ids can be paired.
-    asked = list({_without_zeros(one): one for one in which}.values())
+    asked = list({_without_zeros(each): each for each in which}.values())
     done = archive.restore(asked, actor=actor, reason=reason, dry_run=dry_run)
-    named = zip(asked, done.changes, strict=True)
-    changes = tuple(replace(change, asked=one, id=change.id or None) for one, change in named)
+    pairs = zip(asked, done.changes, strict=True)
+    changes = tuple(replace(change, asked=each, id=change.id or None) for each, change in pairs)
     raise typer.Exit(print_changes(replace(done, changes=changes), "restored", as_json=as_json))
 
 

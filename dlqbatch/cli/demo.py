@@ -39,7 +39,7 @@ def demo(
     raise typer.Exit(run_demo(overrides(settings), real_time=real_time, as_json=as_json))
 
 
-def run_demo(given: Mapping[str, object], *, real_time: bool, as_json: bool) -> int:
+def run_demo(options: Mapping[str, object], *, real_time: bool, as_json: bool) -> int:
     """Run the demo and return the exit code: 0 if all three messages went as expected, 1 if not."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -47,7 +47,7 @@ def run_demo(given: Mapping[str, object], *, real_time: bool, as_json: bool) -> 
         signal.signal(number, lambda received, _: signals.append(received))
     console = Console(stderr=as_json, highlight=False)
     try:
-        result = _play(console, given, REAL_TTLS if real_time else SCALED_TTLS, lambda: bool(signals))
+        result = _play(console, options, REAL_TTLS if real_time else SCALED_TTLS, lambda: bool(signals))
     except DlqbatchError as error:
         return print_error(error, as_json=as_json)
     if signals:
@@ -60,12 +60,14 @@ def run_demo(given: Mapping[str, object], *, real_time: bool, as_json: bool) -> 
     return 1 if result.differences else 0
 
 
-def _play(console: Console, given: Mapping[str, object], ttls: tuple[int, ...], stopped: Callable[[], bool]) -> Result:
+def _play(
+    console: Console, options: Mapping[str, object], ttls: tuple[int, ...], stopped: Callable[[], bool]
+) -> Result:
     from dlqbatch.demo.run import own_settings, perform
 
     prefix = f"demo-{secrets.token_hex(3)}-"
     with TemporaryDirectory(prefix="dlqbatch-demo-") as folder:
-        settings = load({**given, **own_settings(prefix, Path(folder), ttls)}, secrets=fetch)
+        settings = load({**options, **own_settings(prefix, Path(folder), ttls)}, secrets=fetch)
         logs.hide(secrets_of(settings))
         # A log line for every drain would hide the drawing.
         logs.configure("warning" if settings.log_level == "info" else settings.log_level, settings.log_format)

@@ -29,21 +29,21 @@ def doctor(settings: Settings, *, as_json: AsJson = False) -> None:
     """
     from dlqbatch.doctor.job import diagnose
 
-    found = diagnose(settings)
+    diagnosis = diagnose(settings)
     if as_json:
-        print_json(found.as_dict())
+        print_json(diagnosis.as_dict())
     else:
-        for line in _lines(found):
+        for line in _lines(diagnosis):
             sys.stdout.write(line + "\n")
-        remark(", ".join(f"{found.count(severity)} {_word(severity, found.count(severity))}" for severity in Severity))
-    raise typer.Exit(_SERIOUS if found.count(Severity.SERIOUS) else 0)
+        remark(", ".join(_counted(severity, diagnosis.count(severity)) for severity in Severity))
+    raise typer.Exit(_SERIOUS if diagnosis.count(Severity.SERIOUS) else 0)
 
 
-def _lines(found: Diagnosis) -> Iterator[str]:
-    yield plain(f"looked at {found.looked_at()}")
-    for finding in found.findings:
+def _lines(diagnosis: Diagnosis) -> Iterator[str]:
+    yield plain(f"looked at {diagnosis.looked_at()}")
+    for finding in diagnosis.findings:
         yield from _finding(finding)
-    if not found.findings:
+    if not diagnosis.findings:
         yield "nothing found"
 
 
@@ -54,7 +54,6 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield plain(f"    fix: {finding.fix}")
 
 
-def _word(severity: Severity, count: int) -> str:
-    if severity is Severity.SERIOUS:
-        return "serious"
-    return severity.value if count == 1 else f"{severity.value}s"
+def _counted(severity: Severity, count: int) -> str:
+    ending = "" if severity is Severity.SERIOUS or count == 1 else "s"
+    return f"{count} {severity.value}{ending}"

@@ -39,18 +39,18 @@ class Contents(TyperGroup):
 
 def paragraphs(command: Any) -> list[str]:
     """The paragraphs of a command's docstring, without the examples."""
-    return [" ".join(one.split()) for one in _parts(command) if not _is_example(one)]
+    return [" ".join(each.split()) for each in _parts(command) if not _is_example(each)]
 
 
 def examples(command: Any) -> list[str]:
     """The command lines in a command's docstring."""
-    return [line.strip() for one in _parts(command) if _is_example(one) for line in one.splitlines()]
+    return [line.strip() for each in _parts(command) if _is_example(each) for line in each.splitlines()]
 
 
 def parameters(command: Any, context: Any) -> list[Any]:
     """The arguments and options of a command, with those of every command at the end."""
-    found = [one for one in command.get_params(context) if not getattr(one, "hidden", False)]
-    return sorted(found, key=lambda one: _LAST.index(one.name) if one.name in _LAST else -1)
+    shown = [each for each in command.get_params(context) if not getattr(each, "hidden", False)]
+    return sorted(shown, key=lambda each: _LAST.index(each.name) if each.name in _LAST else -1)
 
 
 def is_argument(parameter: Any) -> bool:
@@ -59,10 +59,10 @@ def is_argument(parameter: Any) -> bool:
 
 def usage(command: Any, context: Any, path: str) -> str:
     pieces = ["[OPTIONS]"]
-    for one in command.get_params(context):
-        if is_argument(one):
-            name = _metavar(one) + ("..." if one.nargs != 1 else "")
-            pieces.append(name if one.required else f"[{name}]")
+    for each in command.get_params(context):
+        if is_argument(each):
+            name = _metavar(each) + ("..." if each.nargs != 1 else "")
+            pieces.append(name if each.required else f"[{name}]")
     return " ".join([path, *pieces, *(["COMMAND"] if hasattr(command, "commands") else [])])
 
 
@@ -70,7 +70,7 @@ def name_of(parameter: Any) -> str:
     """An option as it is typed, such as `-c, --config FILE`, or the name of an argument."""
     if is_argument(parameter):
         return _metavar(parameter)
-    names = ", ".join(sorted(parameter.opts, key=lambda one: one.startswith("--")))
+    names = ", ".join(sorted(parameter.opts, key=lambda each: each.startswith("--")))
     if parameter.secondary_opts:
         names += f" / {', '.join(parameter.secondary_opts)}"
     return names if parameter.is_flag else f"{names} {_metavar(parameter)}"
@@ -80,7 +80,7 @@ def meaning_of(parameter: Any) -> str:
     choices = parameter.type_descriptor.choices if getattr(parameter, "type_descriptor", None) else None
     text = parameter.help or ""
     if choices:
-        text += f" One of: {', '.join(str(one.value) for one in choices)}."
+        text += f" One of: {', '.join(str(each.value) for each in choices)}."
     extra = []
     default = None if parameter.required or parameter.name == "help" else parameter.default
     if getattr(parameter, "is_flag", False):
@@ -107,7 +107,7 @@ def _metavar(parameter: Any) -> str:
 
 
 def _parts(command: Any) -> list[str]:
-    return [one for one in (command.help or "").split("\n\n") if one.strip()]
+    return [each for each in (command.help or "").split("\n\n") if each.strip()]
 
 
 def _is_example(paragraph: str) -> bool:
@@ -126,12 +126,12 @@ def _lines(command: Any, context: Any, width: int) -> Iterator[Text]:
     from rich.text import Text
 
     yield Text.assemble(("Usage: ", "bold"), usage(command, context, context.command_path))
-    for one in paragraphs(command):
+    for each in paragraphs(command):
         yield Text("")
-        yield from map(Text, _wrapped(one, width, 2))
+        yield from map(Text, _wrapped(each, width, 2))
     if shown := examples(command):
         yield from _heading("Examples" if len(shown) > 1 else "Example")
-        yield from (Text(f"  {one}", style="green") for one in shown)
+        yield from (Text(f"  {each}", style="green") for each in shown)
     for title, commands in _panels(command).items():
         yield from _heading(title)
         longest = max(len(name) for name in getattr(command, "commands", ()))
@@ -143,15 +143,15 @@ def _lines(command: Any, context: Any, width: int) -> Iterator[Text]:
         for code, meaning in codes.items():
             yield from _entry(str(code), meaning, 1, width)
     yield from _parameters(command, context, width)
-    for one in (command.epilog or "").splitlines():
+    for each in (command.epilog or "").splitlines():
         yield Text("")
-        yield from map(Text, _wrapped(one, width, 0))
+        yield from map(Text, _wrapped(each, width, 0))
 
 
 def _parameters(command: Any, context: Any, width: int) -> Iterator[Text]:
-    found = parameters(command, context)
+    listed = parameters(command, context)
     for title, chosen in (("Arguments", True), ("Options", False)):
-        rows = [(name_of(one), meaning_of(one)) for one in found if is_argument(one) is chosen]
+        rows = [(name_of(each), meaning_of(each)) for each in listed if is_argument(each) is chosen]
         if rows:
             yield from _heading(title)
             longest = max((len(name) for name, _ in rows if len(name) <= _LONGEST_NAME), default=_LONGEST_NAME)
@@ -160,10 +160,10 @@ def _parameters(command: Any, context: Any, width: int) -> Iterator[Text]:
 
 
 def _panels(command: Any) -> dict[str, list[tuple[str, Any]]]:
-    found: dict[str, list[tuple[str, Any]]] = {}
+    panels: dict[str, list[tuple[str, Any]]] = {}
     for name, inner in getattr(command, "commands", {}).items():
-        found.setdefault(getattr(inner, "rich_help_panel", None) or "Commands", []).append((name, inner))
-    return found
+        panels.setdefault(getattr(inner, "rich_help_panel", None) or "Commands", []).append((name, inner))
+    return panels
 
 
 def _heading(title: str) -> Sequence[Text]:

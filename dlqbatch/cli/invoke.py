@@ -49,9 +49,9 @@ def _run(event: object, context: Any) -> dict[str, object]:
     named = request.job or (load({}, given_by="event").job if options else "")
 
     def read() -> Settings:
-        found = load(jobs.settings_of(named, options), given_by="event", secrets=fetch)
-        logs.hide(secrets_of(found))
-        return found
+        loaded = load(jobs.settings_of(named, options), given_by="event", secrets=fetch)
+        logs.hide(secrets_of(loaded))
+        return loaded
 
     settings = read()
     logs.configure(settings.log_level, settings.log_format)

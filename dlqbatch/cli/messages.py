@@ -82,16 +82,16 @@ def list_messages(
     elif page.messages:
         rows = [
             {
-                "id": one.id,
-                "status": one.status,
-                "ingested": timeline.time(one.created_at),
-                "origin": one.origin_queue or one.origin_exchange,
-                "event": one.event,
-                "error": _sample(one.error_type, one.error_message),
-                "retries": f"{one.retry_count}+{one.dlq_retry_count}",
-                "group": one.fingerprint,
+                "id": each.id,
+                "status": each.status,
+                "ingested": timeline.time(each.created_at),
+                "origin": each.origin_queue or each.origin_exchange,
+                "event": each.event,
+                "error": _sample(each.error_type, each.error_message),
+                "retries": f"{each.retry_count}+{each.dlq_retry_count}",
+                "group": each.fingerprint,
             }
-            for one in page.messages
+            for each in page.messages
         ]
         print_table(rows, below=("error", "event", "origin"))
     else:
@@ -130,31 +130,31 @@ def groups(*, store: Store, filters: FilterOptions, limit: Limit = 50, as_json: 
     dlqbatch messages groups
     dlqbatch messages groups --event orders.created --limit 10
     """
-    found = store.groups(filters, limit)
+    largest = store.groups(filters, limit)
     if as_json:
-        print_json(json_ready(found))
-    elif found.groups:
+        print_json(json_ready(largest))
+    elif largest.groups:
         rows = [
             {
-                "group": one.fingerprint,
-                "messages": one.size,
-                "states": " ".join(f"{status}={number}" for status, number in sorted(one.counts.items())),
-                "first": timeline.time(one.first),
-                "last": timeline.time(one.last),
-                "newest": one.sample.id,
-                "queue": one.sample.origin_queue or one.sample.origin_exchange,
-                "error": _sample(one.sample.error_type, one.sample.error_message),
+                "group": each.fingerprint,
+                "messages": each.size,
+                "states": " ".join(f"{status}={number}" for status, number in sorted(each.counts.items())),
+                "first": timeline.time(each.first),
+                "last": timeline.time(each.last),
+                "newest": each.sample.id,
+                "queue": each.sample.origin_queue or each.sample.origin_exchange,
+                "error": _sample(each.sample.error_type, each.sample.error_message),
             }
-            for one in found.groups
+            for each in largest.groups
         ]
         print_table(rows, below=("error",), dropped=("first",))
     else:
         remark("nothing found")
-    if found.total > len(found.groups):
-        remark(f"the {len(found.groups):,} largest of {found.total:,} groups; --limit shows more")
-    if not found.is_complete:
+    if largest.total > len(largest.groups):
+        remark(f"the {len(largest.groups):,} largest of {largest.total:,} groups; --limit shows more")
+    if not largest.is_complete:
         remark("only the newest messages were counted; a filter by --status alone counts them all")
-    raise typer.Exit(0 if found.groups else NOTHING)
+    raise typer.Exit(0 if largest.groups else NOTHING)
 
 
 @app.command()
@@ -165,11 +165,11 @@ def show(row_id: RowId, *, store: Store, full: Full = False, as_json: AsJson = F
 
     dlqbatch messages show 4711
     """
-    found = store.show(row_id)
+    shown = store.show(row_id)
     if as_json:
-        print_json(found.as_dict())
+        print_json(shown.as_dict())
         return
-    print_lines(timeline.message(found, full=full))
+    print_lines(timeline.message(shown, full=full))
 
 
 @app.command()
@@ -194,27 +194,27 @@ def journal(
     """
     from dlqbatch.store.filters import parse_time
 
-    found = store.journal(row_id, actor=actor, since=parse_time(since) if since is not None else None, limit=limit)
+    page = store.journal(row_id, actor=actor, since=parse_time(since) if since is not None else None, limit=limit)
     if as_json:
-        print_json(json_ready(found))
-    elif found.entries:
+        print_json(json_ready(page))
+    elif page.entries:
         rows = [
             {
-                "at": timeline.time(one.at),
-                "message": one.message_id,
-                "from": one.from_status,
-                "to": one.to_status,
-                "actor": one.actor,
-                "reason": one.reason,
+                "at": timeline.time(each.at),
+                "message": each.message_id,
+                "from": each.from_status,
+                "to": each.to_status,
+                "actor": each.actor,
+                "reason": each.reason,
             }
-            for one in found.entries
+            for each in page.entries
         ]
         print_table(rows, below=("reason",))
     else:
         remark("nothing found")
-    if not found.is_complete:
+    if not page.is_complete:
         remark("only the newest lines of the journal were looked through; name a message to see all of its own")
-    raise typer.Exit(0 if found.entries else NOTHING)
+    raise typer.Exit(0 if page.entries else NOTHING)
 
 
 @app.command()
@@ -334,10 +334,10 @@ def _sample(error_type: str | None, message: str | None) -> str:
     return plain(said.partition("\n")[0], _LONGEST_SAMPLE)
 
 
-def _pairs(given: list[str] | tuple[()]) -> list[tuple[str, str]]:
+def _pairs(options: list[str] | tuple[()]) -> list[tuple[str, str]]:
     pairs = []
-    for one in given:
-        name, equals, value = one.partition("=")
+    for each in options:
+        name, equals, value = each.partition("=")
         if not equals:
             raise typer.BadParameter("it takes NAME=VALUE, such as --set-header tenant=blue", param_hint="--set-header")
         pairs.append((name, value))

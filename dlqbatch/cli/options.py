@@ -54,17 +54,17 @@ def _with_single_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(**options: object) -> None:
         _call(command, options)
 
-    found = _single_options(command)
-    run.__signature__ = Signature(list(found.values()))  # type: ignore[attr-defined]  # what `signature` reads first
-    run.__annotations__ = {name: option.annotation for name, option in found.items()}
+    single = _single_options(command)
+    run.__signature__ = Signature(list(single.values()))  # type: ignore[attr-defined]  # what `signature` reads first
+    run.__annotations__ = {name: option.annotation for name, option in single.items()}
     return run
 
 
 def _single_options(function: Callable[..., Any]) -> dict[str, Parameter]:
-    found: dict[str, Parameter] = {}
+    options: dict[str, Parameter] = {}
     for name, (parameter, maker) in _parameters(function).items():
-        found |= {name: parameter.replace(kind=Parameter.KEYWORD_ONLY)} if maker is None else _single_options(maker)
-    return found
+        options |= {name: parameter.replace(kind=Parameter.KEYWORD_ONLY)} if maker is None else _single_options(maker)
+    return options
 
 
 def _call(function: Callable[..., Any], options: Mapping[str, object]) -> Any:
@@ -110,16 +110,16 @@ JournalReason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; it
 
 def overrides(pairs: list[str] | None, flags: Mapping[str, object] | None = None) -> dict[str, object]:
     """The settings that the command line states; an option of their own wins over --set."""
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for pair in pairs or ():
         option, equals, value = pair.partition("=")
         if not equals:
             # It may be an address with its password, so that the error does not repeat it.
             raise typer.BadParameter("it takes OPTION=VALUE, such as -s queue_type=quorum", param_hint="--set")
         name = option.strip().replace("-", "_")
-        found[Spelled(name, f"-s {name}")] = value
-    stated = {option: value for option, value in (flags or {}).items() if value is not None}
-    return {option: value for option, value in found.items() if option not in stated} | stated
+        settings[Spelled(name, f"-s {name}")] = value
+    of_flags = {option: value for option, value in (flags or {}).items() if value is not None}
+    return {option: value for option, value in settings.items() if option not in of_flags} | of_flags
 
 
 def load_settings(

@@ -48,16 +48,16 @@ def print_changes(done: Changes, word: str, *, as_json: bool) -> int:
     else:
         word = f"would be {word}" if done.dry_run else word
         # Every message that was not changed is shown, but only the first of those that were.
-        well = [one for one in done.changes if one.is_done]
+        well = [each for each in done.changes if each.is_done]
         rows = [
             {
-                **({"asked": one.asked} if one.asked is not None else {}),
-                "id": one.id,
-                "before": one.before,
-                "after": one.after,
-                "done": ": ".join(filter(None, (word if one.is_done else "no", one.why))),
+                **({"asked": each.asked} if each.asked is not None else {}),
+                "id": each.id,
+                "before": each.before,
+                "after": each.after,
+                "done": ": ".join(filter(None, (word if each.is_done else "no", each.why))),
             }
-            for one in [*well[:_MOST_CHANGES_SHOWN], *(one for one in done.changes if not one.is_done)]
+            for each in [*well[:_MOST_CHANGES_SHOWN], *(each for each in done.changes if not each.is_done)]
         ]
         if rows:
             print_table(rows)
@@ -103,14 +103,14 @@ def print_table(
 
     def lines(row: Mapping[str, str]) -> list[str]:
         padded = _GAP.join(row[column] + " " * (widths[column] - cell_len(row[column])) for column in first)
-        found = [padded.rstrip()]
+        texts = [padded.rstrip()]
         for number, column in enumerate(moved):
             value = row[column] or _EMPTY_BELOW
-            if number and most is not None and cell_len(found[-1]) + len(_GAP) + cell_len(value) <= most:
-                found[-1] += _GAP + value
+            if number and most is not None and cell_len(texts[-1]) + len(_GAP) + cell_len(value) <= most:
+                texts[-1] += _GAP + value
             else:
-                found.append(_INDENT + value)
-        return found
+                texts.append(_INDENT + value)
+        return texts
 
     with console.capture() as captured:
         for line in lines({column: column for column in columns}):
@@ -125,7 +125,7 @@ def _layout(
     """The columns of the first line of each row, and the columns below it."""
     first, moved = list(widths), set()
     for column in (*below, *dropped, *reversed(list(widths)[1:])):
-        if most is None or sum(widths[one] for one in first) + len(_GAP) * (len(first) - 1) <= most:
+        if most is None or sum(widths[each] for each in first) + len(_GAP) * (len(first) - 1) <= most:
             break
         if column in first:
             first.remove(column)
@@ -181,7 +181,7 @@ def print_report(report: Report) -> None:
 def _show_queues(queues: Mapping[str, Depth]) -> None:
     """One line for each queue that held messages before or after the run, the deepest first."""
     held = [(queue, depth) for queue, depth in queues.items() if depth.found or depth.left]
-    held.sort(key=lambda one: one[1].left or one[1].found, reverse=True)
+    held.sort(key=lambda each: each[1].left or each[1].found, reverse=True)
     if held:
         sys.stdout.write(f"  {'by queue':<16}{'found':>9}{'left':>9}\n")
     for queue, depth in held[:_QUEUES_SHOWN]:

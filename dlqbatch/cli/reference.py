@@ -95,7 +95,7 @@ class Reference:
         for path, command, context in self._commands:
             yield f"## dlqbatch {path}\n"
             yield f"`{usage(command, context, f'dlqbatch {path}')}`\n"
-            yield from (f"{one}\n" for one in paragraphs(command))
+            yield from (f"{each}\n" for each in paragraphs(command))
             yield "\n".join(["```", *examples(command), "```\n"])
             rows = _options(command, context)
             own = [*_arguments(command, context), *(row for row in rows if row not in self._shared)]
@@ -120,17 +120,17 @@ def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     inner = getattr(command, "commands", {})
     if not inner:
         yield path, command, typer.Context(command, info_name=f"dlqbatch {path}")
-    for name, found in inner.items():
-        yield from _leaves(found, f"{path} {name}".strip())
+    for name, command_inside in inner.items():
+        yield from _leaves(command_inside, f"{path} {name}".strip())
 
 
 def _options(command: Any, context: Any) -> list[Row]:
-    found = [one for one in parameters(command, context) if not is_argument(one) and one.name != "help"]
-    return [(name_of(one), meaning_of(one)) for one in found]
+    options = [each for each in parameters(command, context) if not is_argument(each) and each.name != "help"]
+    return [(name_of(each), meaning_of(each)) for each in options]
 
 
 def _arguments(command: Any, context: Any) -> list[Row]:
-    return [(name_of(one), meaning_of(one)) for one in parameters(command, context) if is_argument(one)]
+    return [(name_of(each), meaning_of(each)) for each in parameters(command, context) if is_argument(each)]
 
 
 def _in_code(words: Sequence[str]) -> str:

@@ -41,6 +41,10 @@ Hash: TypeAlias = Annotated[
 ToQueue: TypeAlias = Annotated[
     str | None, typer.Option("--to-queue", metavar="QUEUE", help="Send them to this queue, not to where they failed.")
 ]
+Rate: TypeAlias = Annotated[
+    str | None, typer.Option("--rate", metavar="RATE", help="At most so many, such as 50/s, 600/min or 10/h.")
+]
+PlanReason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; it is kept with the plan.")]
 
 
 @app.command()
@@ -52,7 +56,7 @@ def plan(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="The oldest so many.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything that is pending, manual or failed.")] = False,
     to_queue: ToQueue = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the plan.")] = "replay",
+    reason: PlanReason = "replay",
     actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -83,9 +87,7 @@ def apply(
     pause: Annotated[
         float, typer.Option("--pause", metavar="SECONDS", min=0, max=86_400, help="Seconds between two batches.")
     ] = 0.0,
-    rate: Annotated[
-        str | None, typer.Option("--rate", metavar="RATE", help="At most so many, such as 50/s, 600/min or 10/h.")
-    ] = None,
+    rate: Rate = None,
     canary: Annotated[
         bool,
         typer.Option(
@@ -162,19 +164,19 @@ def status(
     elif plans:
         rows = [
             {
-                "hash": one.hash,
-                "state": one.state,
-                "created_at": time(one.created_at),
-                "actor": one.actor,
-                "size": one.size,
-                "sent": one.sent,
-                "waiting": one.waiting,
-                "skipped": one.skipped,
-                "failed": one.outcomes.failed,
-                "succeeded": one.outcomes.succeeded,
-                "open": one.outcomes.open,
+                "hash": each.hash,
+                "state": each.state,
+                "created_at": time(each.created_at),
+                "actor": each.actor,
+                "size": each.size,
+                "sent": each.sent,
+                "waiting": each.waiting,
+                "skipped": each.skipped,
+                "failed": each.outcomes.failed,
+                "succeeded": each.outcomes.succeeded,
+                "open": each.outcomes.open,
             }
-            for one in plans
+            for each in plans
         ]
         print_table(rows, below=("created_at", "actor", "skipped"))
     else:
@@ -205,10 +207,8 @@ def replay_messages(
     *,
     settings: Settings,
     to_queue: ToQueue = None,
-    rate: Annotated[
-        str | None, typer.Option("--rate", metavar="RATE", help="At most so many, such as 50/s, 600/min or 10/h.")
-    ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the plan.")] = "replay",
+    rate: Rate = None,
+    reason: PlanReason = "replay",
     actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -281,14 +281,14 @@ def _show_plan(plan: dict[str, Any]) -> None:
         print_lines(["the first of them:"])
         rows = [
             {
-                "id": one["id"],
-                "status": one["status"],
-                "origin": one["origin_queue"] or one["origin_exchange"],
-                "event": one["event"],
-                "error": plain(str(one["error_type"] or "").partition("\n")[0], _LONGEST_SAMPLE),
-                "failed": one["dlq_retry_count"],
+                "id": each["id"],
+                "status": each["status"],
+                "origin": each["origin_queue"] or each["origin_exchange"],
+                "event": each["event"],
+                "error": plain(str(each["error_type"] or "").partition("\n")[0], _LONGEST_SAMPLE),
+                "failed": each["dlq_retry_count"],
             }
-            for one in plan["sample"]
+            for each in plan["sample"]
         ]
         print_table(rows, below=("error", "event"))
     if plan["hash"]:
@@ -325,11 +325,11 @@ def _show_status(plan: dict[str, Any], *, as_json: bool) -> None:
 
 def ranges(ids: Iterable[int]) -> str:
     """The ids as a person reads them, such as `1-20, 25`; of many ranges only the first."""
-    found: list[list[int]] = []
-    for one in sorted(ids):
-        if found and one == found[-1][1] + 1:
-            found[-1][1] = one
+    runs: list[list[int]] = []
+    for each in sorted(ids):
+        if runs and each == runs[-1][1] + 1:
+            runs[-1][1] = each
         else:
-            found.append([one, one])
-    shown = [str(low) if low == high else f"{low}-{high}" for low, high in found[:_MOST_RANGES]]
-    return ", ".join(shown) + (", …" if len(found) > _MOST_RANGES else "")
+            runs.append([each, each])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:_MOST_RANGES]]
+    return ", ".join(shown) + (", …" if len(runs) > _MOST_RANGES else "")

@@ -54,8 +54,8 @@ def list_rules(settings: Settings, *, as_json: AsJson = False) -> None:
         print_table(rows)
     else:
         remark("there is no rule, so every failure is manual")
-    for one in broken:
-        remark(f"the rule '{one.name}' is left out: {one.problem}")
+    for each in broken:
+        remark(f"the rule '{each.name}' is left out: {each.problem}")
 
 
 @app.command("set")
@@ -135,30 +135,32 @@ def explain_failure(
     from dlqbatch.lifecycle.job import rule_store
 
     rules = rule_store(settings)
-    found = rules.test(error_type, text) if row_id is None else rules.test_message(row_id)
+    answer = rules.test(error_type, text) if row_id is None else rules.test_message(row_id)
     if as_json:
         print_json(
             {
-                "type": found.error_type,
-                "text": found.message,
-                "strategy": found.strategy,
-                "rule": found.rule,
+                "type": answer.error_type,
+                "text": answer.message,
+                "strategy": answer.strategy,
+                "rule": answer.rule,
                 "matches": [
-                    {"rule": one.rule.name, "strategy": one.rule.strategy, "on": one.on, "found": one.found}
-                    for one in found.matches
+                    {"rule": each.rule.name, "strategy": each.rule.strategy, "on": each.on, "found": each.found}
+                    for each in answer.matches
                 ],
-                "warnings": found.warnings,
+                "warnings": answer.warnings,
             }
         )
-    elif found.matches:
-        first, *others = found.matches
-        print_lines([f"{found.strategy}, by the rule '{plain(found.rule)}': its {first.on} has '{plain(first.found)}'"])
+    elif answer.matches:
+        first, *others = answer.matches
         print_lines(
-            f"  without it: {one.rule.strategy}, by '{plain(one.rule.name)}': its {one.on} has '{plain(one.found)}'"
-            for one in others
+            [f"{answer.strategy}, by the rule '{plain(answer.rule)}': its {first.on} has '{plain(first.found)}'"]
+        )
+        print_lines(
+            f"  without it: {each.rule.strategy}, by '{plain(each.rule.name)}': its {each.on} has '{plain(each.found)}'"
+            for each in others
         )
     else:
-        print_lines([f"{found.strategy}, because no rule knows it"])
-    for warning in found.warnings:
+        print_lines([f"{answer.strategy}, because no rule knows it"])
+    for warning in answer.warnings:
         remark(warning)
-    raise typer.Exit(0 if found.matches else NOTHING)
+    raise typer.Exit(0 if answer.matches else NOTHING)

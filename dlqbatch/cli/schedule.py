@@ -146,18 +146,18 @@ def _line(last: LastRun) -> str:
 
 def _show_plan(settings: configuration.Settings, due: Sequence[Due], *, as_json: bool) -> None:
     zone = ZoneInfo(settings.time_zone)
-    times = {one.job: [at.astimezone(zone) for at in one.times(_TIMES_SHOWN)] for one in due}
+    times = {each.job: [at.astimezone(zone) for at in each.times(_TIMES_SHOWN)] for each in due}
     if as_json:
         plan = {
             "dry_run": True,
             "jobs": [
                 {
-                    "job": one.job,
-                    "when": one.when,
-                    "jitter_seconds": one.jitter.total_seconds(),
-                    "next": [at.isoformat(timespec="seconds") for at in times[one.job]],
+                    "job": each.job,
+                    "when": each.when,
+                    "jitter_seconds": each.jitter.total_seconds(),
+                    "next": [at.isoformat(timespec="seconds") for at in times[each.job]],
                 }
-                for one in due
+                for each in due
             ],
             "trigger": {
                 "depth": settings.trigger_depth,
@@ -171,10 +171,10 @@ def _show_plan(settings: configuration.Settings, due: Sequence[Due], *, as_json:
         sys.stdout.write(json.dumps(plan) + "\n")
         return
     sys.stdout.write(f"dry run of schedule at {datetime.now(UTC).astimezone(zone):%Y-%m-%d %H:%M:%S %Z}\n")
-    for one in due:
-        late = f" (each up to {one.jitter.total_seconds():g} s later)" if one.jitter else ""
-        shown = ", ".join(f"{at:%Y-%m-%d %H:%M:%S}" for at in times[one.job])
-        sys.stdout.write(f"  {one.job:<10} {one.when:<12} {shown}{late}\n")
+    for each in due:
+        late = f" (each up to {each.jitter.total_seconds():g} s later)" if each.jitter else ""
+        shown = ", ".join(f"{at:%Y-%m-%d %H:%M:%S}" for at in times[each.job])
+        sys.stdout.write(f"  {each.job:<10} {each.when:<12} {shown}{late}\n")
     for job in sorted(set(JOBS) - times.keys()):
         sys.stdout.write(f"  {job:<10} off\n")
     ingest_depth = settings.trigger_ingest_depth if "ingest" in times else 0

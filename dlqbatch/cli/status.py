@@ -38,39 +38,39 @@ def status(
     from dlqbatch.monitor.job import overview
 
     flags = {"prometheus_file": None if prometheus is None else str(prometheus)}
-    found = overview(load_settings(settings, config, flags), export=prometheus is not None)
+    view = overview(load_settings(settings, config, flags), export=prometheus is not None)
     if as_json:
-        print_json(found.as_dict())
+        print_json(view.as_dict())
         return
     encoding = sys.stdout.encoding or "ascii"
     is_ascii = encoding.lower().replace("-", "") != "utf8"
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-    for line in _fitting(found, ascii_only=is_ascii):
+    for line in _fitting(view, ascii_only=is_ascii):
         shown = plain(masked(line).rstrip(), width)
         sys.stdout.write(shown.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
-def _fitting(found: Overview, *, ascii_only: bool) -> list[str]:
+def _fitting(view: Overview, *, ascii_only: bool) -> list[str]:
     """The lines of the screen. If they are too many, fewer examples of each kind are shown, but at least one.
 
     Alerts, runs, queues and numbers are always shown whole; they fit beside one example of each kind.
     """
     lines: list[str] = []
     for shown in range(_SHOWN, 0, -1):
-        lines = list(_screen(found, shown, ascii_only=ascii_only))
+        lines = list(_screen(view, shown, ascii_only=ascii_only))
         if len(lines) <= _LINES:
             break
     return lines
 
 
-def _screen(found: Overview, shown: int, *, ascii_only: bool) -> Iterator[str]:
-    metrics = found.metrics
+def _screen(view: Overview, shown: int, *, ascii_only: bool) -> Iterator[str]:
+    metrics = view.metrics
     groups = metrics.groups_for_a_person
     needed = f"; {groups:,} group{'s need' if groups > 1 else ' needs'} a person" if groups else ""
     yield f"dead store at {metrics.at:%Y-%m-%d %H:%M:%S} UTC, {sum(metrics.states.values()):,} messages{needed}"
     yield from _states(metrics, ascii_only=ascii_only)
-    chart = sparkline(found.hours, ascii_only=ascii_only)
-    yield f"new, 24 h   {chart} {sum(found.hours):,}; last hour {metrics.ingested_last_hour:,}"
+    chart = sparkline(view.hours, ascii_only=ascii_only)
+    yield f"new, 24 h   {chart} {sum(view.hours):,}; last hour {metrics.ingested_last_hour:,}"
     decided = ", ".join(f"{name} {number:,}" for name, number in metrics.outcomes.items() if number)
     yield f"last hour   resolved {_rate(metrics.resolution_rate)}{f' of {decided}' if decided else ''}; " + (
         f"{_age(metrics.seconds_in_store)} in store" if metrics.seconds_in_store is not None else "nothing ended"
@@ -86,8 +86,8 @@ def _screen(found: Overview, shown: int, *, ascii_only: bool) -> Iterator[str]:
     yield from _sent(metrics, shown)
     yield from _queues(metrics)
     yield from _errors(metrics, shown, ascii_only=ascii_only)
-    yield from _groups(found, shown)
-    yield from _alerts(found)
+    yield from _groups(view, shown)
+    yield from _alerts(view)
     yield from _runs(metrics)
 
 
@@ -111,8 +111,8 @@ def _sent(metrics: Metrics, shown: int) -> Iterator[str]:
     origins = len(metrics.unproven)
     rest = f"; unproven at {origins:,} origins" if origins > shown else ""
     yield f"sent        {metrics.sent:,} retries not resolved, the first {age} ago{rest}"
-    for one in metrics.unproven[:shown]:
-        yield f"{'':<12}{one.retries:>9,} to {plain(one.place, _LONGEST_QUEUE)}: {plain(one.missing)}"
+    for each in metrics.unproven[:shown]:
+        yield f"{'':<12}{each.retries:>9,} to {plain(each.place, _LONGEST_QUEUE)}: {plain(each.missing)}"
 
 
 def _queues(metrics: Metrics) -> Iterator[str]:
@@ -120,9 +120,9 @@ def _queues(metrics: Metrics) -> Iterator[str]:
     if metrics.queues:
         top = metrics.queues[:_SHOWN]
         shown = ", ".join(
-            f"{one.depth:,} in {plain(one.queue, _LONGEST_QUEUE)} {_age((metrics.at - one.at).total_seconds())} ago"
-            for one in top
-            if one.depth
+            f"{each.depth:,} in {plain(each.queue, _LONGEST_QUEUE)} {_age((metrics.at - each.at).total_seconds())} ago"
+            for each in top
+            if each.depth
         )
         in_a_row = metrics.bounds_in_a_row.items()
         bounded = "".join(f"; {number} {job}s in a row at their bound" for job, number in in_a_row if number > 1)
@@ -139,20 +139,20 @@ def _errors(metrics: Metrics, shown: int, *, ascii_only: bool) -> Iterator[str]:
         yield f"{'':<12}{rest:>9,} with other errors: dlqbatch status --json"
 
 
-def _groups(found: Overview, shown: int) -> Iterator[str]:
-    for place, group in enumerate(found.groups[:shown]):
+def _groups(view: Overview, shown: int) -> Iterator[str]:
+    for place, group in enumerate(view.groups[:shown]):
         sample = group.sample
         what = ": ".join(" ".join(text.split()) for text in (sample.error_type, sample.error_message) if text)
         yield f"{'groups' if not place else '':<12}{group.size:>9,} {group.fingerprint} {plain(what)}"
 
 
-def _alerts(found: Overview) -> Iterator[str]:
-    for place, notice in enumerate(found.alerts[:_SHOWN]):
-        age = _age((found.metrics.at - notice.fired_at).total_seconds())
+def _alerts(view: Overview) -> Iterator[str]:
+    for place, notice in enumerate(view.alerts[:_SHOWN]):
+        age = _age((view.metrics.at - notice.fired_at).total_seconds())
         yield f"{'ALERTS' if not place else '':<12}{notice.severity.value:>9} {notice.name} for {age}: {notice.summary}"
-    if len(found.alerts) > _SHOWN:
-        yield f"{'':<12}{'':>9} and {len(found.alerts) - _SHOWN:,} more: dlqbatch status --json"
-    if not found.alerts:
+    if len(view.alerts) > _SHOWN:
+        yield f"{'':<12}{'':>9} and {len(view.alerts) - _SHOWN:,} more: dlqbatch status --json"
+    if not view.alerts:
         yield f"{'alerts':<12}     none"
 
 

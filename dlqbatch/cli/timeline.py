@@ -23,18 +23,18 @@ _LONGEST_LINE: Final = 2_000
 _LONGEST_CELL: Final = 2_000
 
 
-def message(found: Shown, first: Mapping[str, object] | None = None, *, full: bool) -> Iterator[str]:
+def message(shown: Shown, first: Mapping[str, object] | None = None, *, full: bool) -> Iterator[str]:
     """The lines for a message of the dead store or a cold copy; the facts of `first` stand before its own."""
-    record, readable = found.record, found.readable
+    record, readable = shown.record, shown.readable
     yield f"Message {record.id}"
-    is_sent = any(each.sent_at is not None and each.closed_at is None for each in found.attempts)
-    yield from facts({**(first or {}), **_known(record, found.plan, is_sent=is_sent)}, full=full)
+    is_sent = any(each.sent_at is not None and each.closed_at is None for each in shown.attempts)
+    yield from facts({**(first or {}), **_known(record, shown.plan, is_sent=is_sent)}, full=full)
     yield from ("", "Timeline (UTC)")
-    yield from ("  " + line for line in timeline(found.timeline))
+    yield from ("  " + line for line in timeline(shown.timeline))
     if record.error_stack:
         yield from ("", "Stack")
-        if found.stack_note:
-            yield f"  ({found.stack_note})"
+        if shown.stack_note:
+            yield f"  ({shown.stack_note})"
         yield from text(record.error_stack.splitlines(), full=full)
     for title, held in (("Properties", readable.properties), ("Headers", readable.headers)):
         if held:
@@ -42,8 +42,8 @@ def message(found: Shown, first: Mapping[str, object] | None = None, *, full: bo
             yield from values(_without_stack(held, record.error_stack), full=full)
     if not readable.is_whole:
         yield from ("", "Not all of its properties and headers could be read; --json holds their bytes.")
-    yield from ("", f"Body ({record.body_size:,} bytes, {found.body_form})")
-    yield from text(found.body_lines(), full=full)
+    yield from ("", f"Body ({record.body_size:,} bytes, {shown.body_form})")
+    yield from text(shown.body_lines(), full=full)
 
 
 def _without_stack(headers: Mapping[str, object], stack: str | None) -> Mapping[str, object]:

@@ -86,10 +86,10 @@ def plan(what: What = None, *, settings: Settings, described: Described, as_json
     """
     from dlqbatch.topology import job
 
-    found = job.plan(settings, _chosen(settings, what, described))
-    _show_plan(found.plan, as_json=as_json)
-    _hint_at_delays(found)
-    raise typer.Exit(0 if found.is_done else PARTIAL)
+    compared = job.plan(settings, _chosen(settings, what, described))
+    _show_plan(compared.plan, as_json=as_json)
+    _hint_at_delays(compared)
+    raise typer.Exit(0 if compared.is_done else PARTIAL)
 
 
 @app.command()
@@ -226,13 +226,13 @@ def delete(
 
     kinds = _chosen(settings, what, described)
     done = job.delete(settings, kinds, with_messages=with_messages, dry_run=dry_run)
-    rows = [one.as_dict() for one in done]
+    rows = [each.as_dict() for each in done]
     if as_json:
         print_json(rows)
     elif rows:
         print_table(rows)
-    in_the_way = sum(1 for one in done if one.why)
-    gone = sum(1 for one in done if one.is_gone)
+    in_the_way = sum(1 for each in done if each.why)
+    gone = sum(1 for each in done if each.is_gone)
     if not as_json:
         remark(f"{len(done) - in_the_way} would be deleted, {in_the_way} in the way" if dry_run else f"{gone} deleted")
     raise typer.Exit((PARTIAL if gone else _REFUSED) if in_the_way else 0)
@@ -274,27 +274,27 @@ def _lines(kind: str, described: dict[str, Entry]) -> str:
     return ", ".join(f"dlqbatch.topology.NAME.{option}={value}" for option, value in pairs.items())
 
 
-def _show_plan(found: Plan, *, as_json: bool) -> None:
+def _show_plan(plan: Plan, *, as_json: bool) -> None:
     if as_json:
-        print_json([item.as_dict() for item in found.items])
+        print_json([item.as_dict() for item in plan.items])
         return
-    for item in found.items:
+    for item in plan.items:
         sys.stdout.write(plain(f"{_SIGNS[item.state]} {item.kind:<8} {item.name}  ({item.state})") + "\n")
         for difference in item.differences:
             text = f"    {difference.argument}: found {difference.found}, wanted {difference.wanted}"
             sys.stdout.write(plain(text) + "\n")
 
 
-def _hint_at_delays(found: Applied) -> None:
-    if found.is_done:
+def _hint_at_delays(applied: Applied) -> None:
+    if applied.is_done:
         return
-    if found.is_marked:
+    if applied.is_marked:
         remark(
             "a change of a delay is under way, or was cut off, and until it is done no run declares anything: if "
             "nobody is at it, `dlqbatch topology apply --change-ttl` ends it"
         )
-    elif found.delays:
+    elif applied.delays:
         remark(
-            f"the delay of {', '.join(found.delays)} is to be changed: `dlqbatch topology apply --change-ttl` empties "
-            "each queue first, which takes as long as the old and the new delay, and loses nothing"
+            f"the delay of {', '.join(applied.delays)} is to be changed: `dlqbatch topology apply --change-ttl` "
+            "empties each queue first, which takes as long as the old and the new delay, and loses nothing"
         )
