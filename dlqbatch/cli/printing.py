@@ -90,11 +90,11 @@ def print_table(
     if as_json:
         print_json([dict(row) for row in rows])
         return
-    columns = columns or tuple(rows[0])
     from rich.cells import cell_len
     from rich.console import Console
     from rich.text import Text
 
+    columns = columns or tuple(rows[0])
     cells = [{column: "" if row[column] is None else plain(str(row[column])) for column in columns} for row in rows]
     widths = {column: max(map(cell_len, (column, *(row[column] for row in cells)))) for column in columns}
     console = Console(highlight=False)
