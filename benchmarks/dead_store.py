@@ -92,12 +92,12 @@ def measure(engine: Engine, rows: int, rounds: int) -> dict[str, float]:
         "list": ask(find, Filters()),
         "list far behind": ask(find, Filters(), 50, Place(NOW - NOW.resolution * 10**6 * rows // 2, 0)),
         "list by status": ask(find, Filters(statuses=(Status.FAILED,))),
-        "list by event": ask(find, Filters(event="event-3")),
-        "text that is nowhere": ask(find, Filters(text="nowhere")),
-        "event and text": ask(find, Filters(event="event-3", text="nowhere")),
+        "list by event": ask(find, Filters.parse(event="event-3")),
+        "text that is nowhere": ask(find, Filters.parse(text="nowhere")),
+        "event and text": ask(find, Filters.parse(event="event-3", text="nowhere")),
         "groups": ask(groups, Filters()),
         "groups of failed": ask(groups, Filters(statuses=(Status.FAILED,))),
-        "groups by event": ask(groups, Filters(event="event-3")),
+        "groups by event": ask(groups, Filters.parse(event="event-3")),
         "groups since": ask(groups, Filters(since=NOW - NOW.resolution * 10**6 * rows // 2)),
     }.items():
         figures[name] = milliseconds(query, max(1, rounds // 3))

@@ -248,7 +248,7 @@ class Course:
         """With the plan: a person looks at it before anything moves."""
         self._restore()
         self.plan = replay.plan_replay(
-            self.settings, Selection(Filters(origin=ORIGIN), limit=self.number), actor=WHO, reason=WHO
+            self.settings, Selection(Filters.parse(origin=ORIGIN), limit=self.number), actor=WHO, reason=WHO
         ).frozen
 
     def _replay(self) -> Sample:

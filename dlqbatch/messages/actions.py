@@ -21,6 +21,7 @@ from dlqbatch.messages.timeline import Step, timeline
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock
 from dlqbatch.store.engine import keeping, reading, writing
+from dlqbatch.store.filter_conditions import near
 from dlqbatch.store.filters import LARGEST_ID, Filters, NoSuchMessage, NotUnderstood, Place
 from dlqbatch.store.reservation import hash_of, holder
 from dlqbatch.store.states import Move, Status, path, path_of_discard
@@ -164,6 +165,11 @@ class MessageActions:
         with reading(self._engine) as connection:
             return messages.groups(connection, filters, limit)
 
+    def near(self, filters: Filters) -> list[str]:
+        """Why nothing matches: which names no message has, and the names most like them."""
+        with reading(self._engine) as connection:
+            return near(connection, filters)
+
     def show(self, row_id: int) -> Shown:
         with reading(self._engine) as connection:
             detail = messages.get(connection, row_id) if 0 < row_id <= LARGEST_ID else None
@@ -221,26 +227,41 @@ class MessageActions:
             )
         check_person(actor, reason)
         with keeping(self._engine) as engine:
-            chosen = iter(dict.fromkeys(row_ids)) if row_ids else _matching(engine, filters or Filters())
+            chosen = iter(dict.fromkeys(row_ids)) if row_ids else _matching(engine, filters or Filters(), WAITING)
             found = tuple(_discard(engine, row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
         return Changes(found, dry_run)
 
     def restore(
-        self, row_ids: Sequence[int], *, actor: str, reason: str, now: datetime | None = None, dry_run: bool = False
+        self,
+        row_ids: Sequence[int] = (),
+        filters: Filters | None = None,
+        *,
+        actor: str,
+        reason: str,
+        now: datetime | None = None,
+        dry_run: bool = False,
     ) -> Changes:
         """Archived messages to manual, where a person decides about them again; without a time at the store's."""
         now = StoreClock(self._engine)() if now is None else now
+        filters = None if filters == Filters() else filters
+        if bool(row_ids) == (filters is not None):
+            raise NotUnderstood("name messages by their ids, or by a filter. Nothing was changed.")
+        if filters is not None and set(filters.statuses) - {Status.ARCHIVED}:
+            raise NotUnderstood("only what is archived can be restored; leave --status out. Nothing was changed.")
         check_person(actor, reason)
         with keeping(self._engine) as engine:
-            chosen = dict.fromkeys(row_ids)
+            chosen = iter(dict.fromkeys(row_ids)) if filters is None else _matching(engine, filters, [Status.ARCHIVED])
             found = tuple(_restore(engine, row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
         return Changes(found, dry_run)
 
 
-def _matching(engine: Engine, filters: Filters) -> Iterator[int]:
-    """The ids that match, page by page, the newest first: what arrives meanwhile is in front of the first page."""
+def _matching(engine: Engine, filters: Filters, statuses: Sequence[Status]) -> Iterator[int]:
+    """The ids that match, page by page, the newest first: what arrives meanwhile is in front of the first page.
+
+    Of these states where the filters name none.
+    """
     if not filters.statuses:
-        filters = replace(filters, statuses=WAITING)
+        filters = replace(filters, statuses=tuple(statuses))
     place = None
     while True:
         with reading(engine) as connection:

@@ -22,11 +22,11 @@ from dlqbatch.amqp.table import LONGEST_NAME, Field, UnreadableTable, encode_fie
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.ingest.dialects import read_dramatiq
 from dlqbatch.messages.actions import carry_out, check_person
-from dlqbatch.messages.queries import EDIT_OF, EDITED
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import LARGEST_ID, NoSuchMessage
+from dlqbatch.store.journal import EDIT_OF, EDITED
 from dlqbatch.store.reservation import holder
 from dlqbatch.store.states import Status, path_of_discard
 from dlqbatch.store.tables import MESSAGES

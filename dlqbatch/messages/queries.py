@@ -14,19 +14,18 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, func, literal, or_, select, tuple_
 
+from dlqbatch.store import filter_conditions
 from dlqbatch.store.column_types import BIGINT, Time
 from dlqbatch.store.filters import Filters, Place
+from dlqbatch.store.journal import EDIT_OF, EDITED
 from dlqbatch.store.states import Outcome, Status, Strategy
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES, TRANSITIONS
-from dlqbatch.store.text import visible
 
 _M: Final = MESSAGES.c
 WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.MANUAL, Status.FAILED)
 """The states of messages that are not over yet."""
 LOOKED_THROUGH: Final = 50_000
 COUNTED: Final = 200_000
-_ESCAPE: Final = "\\"
-_SEARCHED: Final = (_M.error_type, _M.error_message, _M.error_stack, _M.identity, _M.message_id, _M.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +61,15 @@ class Groups:
 
 def find(connection: Connection, filters: Filters, limit: int = 50, after: Place | None = None) -> Page:
     """The newest first."""
-    conditions = filters.conditions()
+    conditions = filter_conditions.conditions(connection, filters)
     if after is not None:
         conditions.append(_key() < _at(after))
     last = None
-    if filters.text is not None:
+    if texts := filter_conditions.text_conditions(filters):
         last = _nth(connection, conditions, LOOKED_THROUGH)
         if last is not None:
             conditions.append(_key() >= _at(last))
-        conditions.append(mentions(filters.text))
+        conditions += texts
     found = connection.execute(select(*SUMMARY).where(*conditions).order_by(*_newest()).limit(limit + 1))
     records = [Record(*row) for row in found]
     if len(records) > limit:
@@ -82,16 +81,16 @@ def find(connection: Connection, filters: Filters, limit: int = 50, after: Place
 def groups(connection: Connection, filters: Filters, limit: int = 50) -> Groups:
     """Equal failures together; without a status, those that are not over yet."""
     statuses = filters.statuses or WAITING
-    conditions = [*filters.conditions(), _M.status.in_(statuses)]
+    conditions = [*filter_conditions.conditions(connection, filters), _M.status.in_(statuses)]
     edge = None
     if filters != Filters(statuses=filters.statuses):
         # An index holds status and fingerprint of every row, and nothing else: other filters must look at the rows.
-        most = COUNTED if filters.text is None else LOOKED_THROUGH
+        texts = filter_conditions.text_conditions(filters)
+        most = LOOKED_THROUGH if texts else COUNTED
         edge = _nth(connection, conditions, most)
         if edge is not None:
             conditions.append(_key() >= _at(edge))
-        if filters.text is not None:
-            conditions.append(mentions(filters.text))
+        conditions += texts
     counted: dict[str, list[Any]] = {}
     for fingerprint, *numbers in connection.execute(
         select(_M.fingerprint, _M.status, func.count(), func.min(_M.created_at), func.max(_M.created_at))
@@ -156,11 +155,6 @@ def _nth(connection: Connection, conditions: list[ColumnElement[bool]], number: 
         select(_M.created_at, _M.id).where(*conditions).order_by(*_newest()).offset(number - 1).limit(1)
     ).one_or_none()
     return found and Place(*found)
-
-
-def mentions(text: str) -> ColumnElement[bool]:
-    sought = visible(text).replace(_ESCAPE, _ESCAPE * 2).replace("%", _ESCAPE + "%").replace("_", _ESCAPE + "_")
-    return or_(*(column.ilike(f"%{sought}%", escape=_ESCAPE) for column in _SEARCHED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +253,6 @@ class Detail:
 # The journal names them by id, also after the row is deleted. The column `parent` names them by identity, which stays
 # the same when a message comes back from cold storage with another id.
 
-EDIT_OF: Final = "an edit of message "
-"""The journal of an edit begins with this, and the number of the message whose place it took."""
-EDITED: Final = "edited: message "
-"""This stands in the journal of that message, and the number of its edit."""
 _LINK: Final = re.compile(f"(?:{EDIT_OF}|{EDITED})(\\d{{1,18}}) ")
 # Messages of one piece of work that are looked at.
 _MOST: Final = 100

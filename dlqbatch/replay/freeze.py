@@ -26,10 +26,10 @@ from sqlalchemy import (
 )
 
 from dlqbatch.amqp.table import LONGEST_NAME
-from dlqbatch.messages.queries import mentions
 from dlqbatch.replay import risk_facts
 from dlqbatch.replay.risk_facts import Frozen, Refuses
 from dlqbatch.replay.risks import Risk
+from dlqbatch.store import filter_conditions
 from dlqbatch.store.column_types import BIGINT, Time
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import LARGEST_ID, Filters, NotUnderstood
@@ -161,21 +161,12 @@ def keep_risks(engine: Engine, plan_id: int, risks: Sequence[Risk]) -> None:
 
 
 def _shown_filters(selection: Selection) -> dict[str, object]:
-    filters = selection.filters
-    shown: dict[str, object] = {
-        "error_type": filters.error_type,
-        "group": filters.group,
-        "event": filters.event,
-        "origin": filters.origin,
-        "statuses": list(filters.statuses),
-        "since": filters.since and filters.since.isoformat(),
-        "until": filters.until and filters.until.isoformat(),
-        "text": filters.text,
+    others = {
         "limit": selection.limit,
         "ids": len(selection.row_ids) or None,
         "all": selection.everything or None,
     }
-    return {name: value for name, value in shown.items() if value}
+    return selection.filters.shown() | {name: value for name, value in others.items() if value}
 
 
 def _fill(connection: Connection, plan_id: int, selection: Selection) -> dict[str, int]:
@@ -183,10 +174,11 @@ def _fill(connection: Connection, plan_id: int, selection: Selection) -> dict[st
     if selection.row_ids:
         return _fill_named(connection, plan_id, selection)
     filters = selection.filters
-    free = [*filters.conditions(), _M.plan_id.is_(None)]
+    matching = filter_conditions.conditions(connection, filters)
+    free = [*matching, _M.plan_id.is_(None)]
     if not filters.statuses:
         free.append(_M.status.in_(REPLAYED))
-    text = [mentions(filters.text)] if filters.text is not None else []
+    text = filter_conditions.text_conditions(filters)
     last, filled = None, 0
     while True:
         page = free if last is None else [*free, _key() > last]
@@ -201,7 +193,7 @@ def _fill(connection: Connection, plan_id: int, selection: Selection) -> dict[st
             break
     if selection.limit is not None:
         connection.execute(delete(PLAN_ITEMS).where(_I.plan_id == plan_id, _I.place > selection.limit))
-    return _left_out(connection, [*filters.conditions(), *text], filters)
+    return _left_out(connection, [*matching, *text], filters)
 
 
 def _fill_named(connection: Connection, plan_id: int, selection: Selection) -> dict[str, int]:

@@ -19,6 +19,10 @@ from dlqbatch.store.text import key
 
 JOBS: Final = frozenset({"ingest", "lifecycle", "retain"})
 """Actors that are programs; every other actor is a person, to whom the table allows more."""
+EDIT_OF: Final = "an edit of message "
+"""The journal of an edit begins with this, and the number of the message whose place it took."""
+EDITED: Final = "edited: message "
+"""This stands in the journal of that message, and the number of its edit."""
 _UNLOCKED: Final[Mapping[str, None]] = {"lock_owner": None, "lock_token": None, "locked_at": None, "lease_until": None}
 # All rows of a batch name the same columns: SQLAlchemy takes them from the first and drops what only others have.
 _NEW: Final[Mapping[str, Any]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from threading import Barrier
 from typing import TYPE_CHECKING, Any
@@ -288,15 +289,16 @@ def test_every_filter_finds_its_own(engine: Engine) -> None:
     (wanted,) = add(engine, row(**columns))
     add(engine, row(status=Status.MANUAL, error_message="AbXcYd"), at=NOW - 60 * MINUTE)
     since = NOW - MINUTE
+    all_of = Filters.parse(error_type="T", group="f" * 16, event="e", origin="q", statuses=WAITING, text="ab%")
     for filters in (
-        Filters(error_type="T"),
-        Filters(group="f" * 16),
-        Filters(event="e"),
-        Filters(origin="q"),
+        Filters.parse(error_type="T"),
+        Filters.parse(group="f" * 16),
+        Filters.parse(event="e"),
+        Filters.parse(origin="q"),
         Filters(statuses=(Status.PENDING,)),
         Filters(since=since),
-        Filters(text="b%C_"),
-        Filters("T", "f" * 16, "e", "q", WAITING, since, NOW + MINUTE, "ab%"),
+        Filters.parse(text="b%C_"),
+        replace(all_of, since=since, until=NOW + MINUTE),
     ):
         with reading(engine) as connection:
             assert [record.id for record in find(connection, filters).records] == [wanted], filters
@@ -313,9 +315,9 @@ def test_a_hostile_text_is_a_text(engine: Engine) -> None:
         (wanted,) = add(engine, row(error_message=f"so {hostile} it is", event=here))
         add(engine, row(error_message="nothing so", event=here))
         with reading(engine) as connection:
-            found = find(connection, Filters(event=here, text=hostile)).records
+            found = find(connection, Filters.parse(event=here, text=hostile)).records
             assert [record.id for record in found] == [wanted], hostile
-            assert find(connection, Filters(event=hostile, error_type=hostile, group=hostile)).records == ()
+            assert find(connection, Filters.parse(event=hostile, error_type=hostile, group=hostile)).records == ()
 
 
 def test_a_search_looks_at_so_many_rows_and_goes_on_from_there(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,13 +325,13 @@ def test_a_search_looks_at_so_many_rows_and_goes_on_from_there(engine: Engine, m
     (oldest,) = add(engine, row(error_message="needle"), at=NOW - MINUTE)
     due(engine, 10)
     with reading(engine) as connection:
-        page = find(connection, Filters(text="needle"))
+        page = find(connection, Filters.parse(text="needle"))
         assert page.records == ()
         assert page.next is not None
-        following = find(connection, Filters(text="needle"), after=page.next)
+        following = find(connection, Filters.parse(text="needle"), after=page.next)
         assert [record.id for record in following.records] == [oldest]
         assert following.next is None
-        assert not groups(connection, Filters(text="needle")).is_complete
+        assert not groups(connection, Filters.parse(text="needle")).is_complete
 
 
 def test_groups_count_what_is_not_over_largest_first(engine: Engine) -> None:
@@ -362,19 +364,22 @@ def test_content_is_fetched_for_the_rows_that_are_asked_for(engine: Engine) -> N
 
 
 def everything_asked(engine: Engine) -> dict[str, Callable[[], object]]:
-    every = Filters("Error3", f"{3:016}", "event-3", "queue-3", WAITING, NOW - 60 * MINUTE, NOW, "attempt 3")
+    named = Filters.parse(
+        error_type="Error3", group=f"{3:016}", event="event-3", origin="queue-3", statuses=WAITING, text="attempt 3"
+    )
+    every = replace(named, since=NOW - 60 * MINUTE, until=NOW)
     one_each = [
         Filters(),
-        Filters(error_type="Error3"),
-        Filters(group=f"{3:016}"),
-        Filters(event="event-3"),
-        Filters(origin="queue-3"),
+        Filters.parse(error_type="Error3"),
+        Filters.parse(group=f"{3:016}"),
+        Filters.parse(event="event-3"),
+        Filters.parse(origin="queue-3"),
         Filters(statuses=(Status.FAILED,)),
         Filters(statuses=WAITING),
         Filters(since=NOW - 60 * MINUTE, until=NOW),
-        Filters(text="nowhere"),
-        Filters(event="event-3", text="nowhere"),
-        Filters(event="no such"),
+        Filters.parse(text="nowhere"),
+        Filters.parse(event="event-3", text="nowhere"),
+        Filters.parse(event="no such"),
         every,
     ]
 

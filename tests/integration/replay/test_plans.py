@@ -94,7 +94,7 @@ def test_a_plan_of_everything_has_to_be_asked_for_and_odd_wishes_are_refused(eng
     (row_id,) = add(engine, dead())
     wishes: list[dict[str, Any]] = [
         {},
-        {"filters": Filters(event="x"), "row_ids": (row_id,)},
+        {"filters": Filters.parse(event="x"), "row_ids": (row_id,)},
         {"filters": Filters(statuses=(Status.RESOLVED,))},
         {"row_ids": (row_id,), "limit": 1},
     ]

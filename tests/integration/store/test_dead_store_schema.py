@@ -192,7 +192,7 @@ def test_a_name_of_any_length_fits_an_index_and_stays_itself(engine: Engine) -> 
     for name in names:
         add(engine, row(identity=name, event=name, origin_queue=name, error_type=name, parent=name))
         with reading(engine) as connection:
-            (record,) = find(connection, Filters(event=key(name), origin=key(name))).records
+            (record,) = find(connection, Filters.parse(event=key(name), origin=key(name))).records
         assert record.identity == key(name)
 
 

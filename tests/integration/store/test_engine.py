@@ -47,7 +47,7 @@ def test_a_batch_of_changes_opens_one_connection(engine: Engine) -> None:
     for change in (
         lambda: review.discard(ids, actor="somebody", reason="r", now=NOW),
         lambda: review.restore(ids, actor="somebody", reason="r", now=NOW),
-        lambda: review.discard(filters=Filters(event="x"), actor="somebody", reason="r", now=NOW),
+        lambda: review.discard(filters=Filters.parse(event="x"), actor="somebody", reason="r", now=NOW),
     ):
         opened.clear()
         change()

@@ -1,0 +1,258 @@
+"""A filter selects the same messages in every command: those that a plain reading of its words selects."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dead_rows import NOW, add, row, store_at
+from sqlalchemy import select, update
+
+from dlqbatch.messages.actions import MessageActions
+from dlqbatch.replay.freeze import Selection, freeze
+from dlqbatch.store import filters as grammar
+from dlqbatch.store.engine import reading, writing
+from dlqbatch.store.filter_conditions import distinct
+from dlqbatch.store.filters import Filters, NotUnderstood
+from dlqbatch.store.journal import EDIT_OF, arrive
+from dlqbatch.store.states import Status
+from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sqlalchemy import Engine
+
+HOUR = timedelta(hours=1)
+ERRORS = ("TimeoutError", "net.TimeoutError", "net::TimeoutError", "MyTimeoutError", "java.io.IOException", None)
+EVENTS = ("orders.created", "orders.paid", "orders.eu.created", "mail", None)
+QUEUES = ("orders", "orders.eu", "mail.out", None)
+SOURCES = ("shop", "billing", None)
+TAGS = ("orders", "eu", 'it\'s "odd"')
+TEXTS = ("connection refused", "Card 4711 DECLINED", "50%_off", None)
+STATES = (Status.PENDING, Status.MANUAL, Status.FAILED, Status.ARCHIVED, Status.RESOLVED)
+COLUMNS = {"group": "fingerprint", "origin": "origin_queue", "tag": "tags", "text": "error_message"}
+REPLAYABLE = {Status.PENDING, Status.MANUAL, Status.FAILED}
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return store_at(str(request.getfixturevalue({"postgresql": "database_url", "sqlite": "sqlite_url"}[request.param])))
+
+
+def filled(engine: Engine, chance: random.Random) -> dict[int, dict[str, Any]]:
+    """What each row is, by its id; some of them look like edits."""
+    rows: dict[int, dict[str, Any]] = {}
+    for _ in range(150):
+        error = chance.choice(ERRORS)
+        columns: dict[str, Any] = {
+            "error_type": error,
+            "error_message": chance.choice(TEXTS),
+            "fingerprint": chance.choice(("ab", "ac", "f0")) * 7 + chance.choice(("00", "ff")),
+            "event": chance.choice(EVENTS),
+            "origin_queue": chance.choice(QUEUES),
+            "source": chance.choice(SOURCES),
+            "tags": chance.sample(TAGS, chance.randint(0, 2)),
+        }
+        is_edit = chance.random() < 0.1
+        at = NOW - chance.randint(0, 72) * HOUR
+        status = chance.choice(STATES)
+        with writing(engine) as connection:
+            why = f"{EDIT_OF}7 (body): typo" if is_edit else "arrived"
+            (row_id,) = arrive(connection, [row(status=Status.MANUAL, **columns)], at, "ann", why).values()
+            connection.execute(update(MESSAGES).where(MESSAGES.c.id == row_id).values(status=status))
+        rows[row_id] = columns | {"status": status, "at": at, "is_edit": is_edit}
+    return rows
+
+
+def some_filters(chance: random.Random) -> dict[str, Any]:
+    """Words as a person would write them."""
+    words: dict[str, Any] = {}
+    choices: dict[str, tuple[Any, ...]] = {
+        "error_type": ("TimeoutError", "net.TimeoutError", "IOException", "io.IOException", "Nothing", "imeoutError"),
+        "group": ("a", "ab", "ab" * 7 + "00", "f0" * 7 + "ff", "F0", "0", "zz"),
+        "event": ("orders.created", "orders.*", "orders.#", "#", "*", "#.created", "*.eu.*", "nothing"),
+        "origin": ("orders", "orders.#", "*.out", "#", "nothing.#"),
+        "source": SOURCES[:2],
+        "tag": TAGS,
+        "text": ("refused", "declined", "%_", "4711", "%%"),
+    }
+    for name in chance.sample(sorted(choices), chance.randint(0, 3)):
+        words[name] = chance.sample(choices[name], chance.randint(1, 2))
+    if chance.random() < 0.2:
+        words["statuses"] = chance.sample(STATES, chance.randint(1, 3))
+    if chance.random() < 0.3:
+        words["since"] = f"{chance.randint(20, 80)}h"
+    if chance.random() < 0.2:
+        words["until"] = f"{chance.randint(0, 19)}h"
+    if chance.random() < 0.2:
+        words["is_edit"] = chance.random() < 0.5
+    if chance.random() < 0.4:
+        name = chance.choice([*sorted(choices), "status"])
+        value = chance.choice(choices[name] if name != "status" else STATES)
+        words["unwanted"] = [f"{name.replace('_', '-')}={value}"]
+    return words
+
+
+def word_matches(pattern: list[str], words: list[str]) -> bool:
+    """Topic patterns, read slowly."""
+    if not pattern:
+        return not words
+    if pattern[0] == "#":
+        return any(word_matches(pattern[1:], words[taken:]) for taken in range(len(words) + 1))
+    return bool(words) and pattern[0] in ("*", words[0]) and word_matches(pattern[1:], words[1:])
+
+
+def holds(name: str, value: str, one: dict[str, Any]) -> bool:
+    """One filter and one value, as the docs say it."""
+    stored = one[
+        {"group": "fingerprint", "origin": "origin_queue", "tag": "tags", "text": "error_message"}.get(name, name)
+    ]
+    if stored is None:
+        return name == "text" and mentioned(value, one)
+    if name == "error_type":
+        return bool(stored == value or any(stored.endswith(end + value) for end in (".", "::")))
+    if name == "group":
+        return bool(stored.startswith(value.lower()))
+    if name in ("event", "origin"):
+        return word_matches(value.split("."), stored.split("."))
+    if name == "tag":
+        return value in stored
+    return mentioned(value, one) if name == "text" else bool(stored == value)
+
+
+def mentioned(value: str, one: dict[str, Any]) -> bool:
+    return any(value.lower() in (one[name] or "").lower() for name in ("error_type", "error_message"))
+
+
+def is_meant(words: dict[str, Any], one: dict[str, Any]) -> bool:
+    for name, wanted in words.items():
+        if name == "statuses":
+            ok = one["status"] in wanted
+        elif name == "since":
+            ok = one["at"] >= NOW - int(wanted[:-1]) * HOUR
+        elif name == "until":
+            ok = one["at"] <= NOW - int(wanted[:-1]) * HOUR
+        elif name == "is_edit":
+            ok = one["is_edit"] is wanted
+        elif name == "unwanted":
+            option, _, value = wanted[0].partition("=")
+            ok = not holds(option.replace("-", "_"), value, one)
+        else:
+            ok = any(holds(name, value, one) for value in wanted)
+        if not ok:
+            return False
+    return True
+
+
+def listed(store: MessageActions, filters: Filters) -> list[int]:
+    found, after = [], None
+    while True:
+        page = store.page(filters, 40, after)
+        found += [record.id for record in page.messages]
+        after = page.next
+        if after is None:
+            return found
+
+
+def planned(engine: Engine, filters: Filters, now: datetime) -> list[int]:
+    if filters.statuses and not set(filters.statuses) <= REPLAYABLE:
+        return []
+    everything = filters == Filters()
+    frozen = freeze(engine, Selection(filters, everything=everything), actor="ann", reason="r", now=now)
+    with reading(engine) as connection:
+        asked = select(PLAN_ITEMS.c.message_id).where(PLAN_ITEMS.c.plan_id == frozen.plan_id)
+        return list(connection.scalars(asked)) if frozen.size else []
+
+
+def test_every_command_selects_what_a_plain_reading_of_the_filter_selects(engine: Engine) -> None:
+    seed = secrets.randbits(32)
+    chance = random.Random(seed)
+    rows = filled(engine, chance)
+    store = MessageActions(engine)
+    people = {"actor": "ann", "reason": "r", "now": NOW, "dry_run": True}
+    for turn in range(120):
+        words = some_filters(chance)
+        filters = Filters.parse(**words, now=NOW)
+        this = f"seed {seed}: {words}"
+        meant = {row_id for row_id, one in rows.items() if is_meant(words, one)}
+        waiting = {row_id for row_id in meant if rows[row_id]["status"] in REPLAYABLE}
+        assert sorted(listed(store, filters)) == sorted(meant), this
+        assert sum(group.size for group in store.groups(filters, 1000).groups) == len(
+            meant if filters.statuses else waiting
+        ), this
+        if set(filters.statuses) <= REPLAYABLE:
+            assert set(planned(engine, filters, NOW + timedelta(microseconds=turn))) == waiting, this
+        discarded = store.discard(filters=filters, everything=filters == Filters(), **people)
+        assert {one.id for one in discarded.changes} == (meant if filters.statuses else waiting), this
+        if filters != Filters() and not filters.statuses:
+            archived = {row_id for row_id in meant if rows[row_id]["status"] is Status.ARCHIVED}
+            assert {one.id for one in store.restore(filters=filters, **people).changes} == archived, this
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"since": "2h", "until": "5h"}, "later than --until"),
+        ({"since": "tomorrow-ish"}, "2h, 3d, today, yesterday"),
+        ({"since": "999999999w"}, "is no time"),
+        ({"unwanted": ["event"]}, "--not FILTER=VALUE"),
+        ({"unwanted": ["colour=red"]}, "error-type, group, event"),
+        ({"unwanted": ["status=lost"]}, "the states are"),
+        ({"event": ["a", ""]}, "the event to look for is empty"),
+    ],
+)
+def test_a_filter_that_makes_no_sense_says_how_it_is_written(words: dict[str, Any], says: str) -> None:
+    with pytest.raises(NotUnderstood, match=says) as refused:
+        Filters.parse(**words, now=NOW)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "behind"),
+    [
+        ("2h", NOW - 2 * HOUR, NOW - 2 * HOUR + timedelta(microseconds=1)),
+        ("90m ago", NOW - 1.5 * HOUR, NOW - 1.5 * HOUR + timedelta(microseconds=1)),
+        ("yesterday", NOW.replace(hour=0) - 24 * HOUR, NOW.replace(hour=0)),
+        ("Today", NOW.replace(hour=0), NOW.replace(hour=0) + 24 * HOUR),
+    ],
+)
+def test_times_are_written_as_people_say_them(words: str, first: Any, behind: Any) -> None:
+    now = NOW.replace(minute=0, second=0, microsecond=0)
+    assert now == NOW
+    assert grammar.parse_time(words, now) == first
+    assert grammar.parse_end(words, now) == behind
+
+
+def test_what_matches_nothing_is_met_with_what_is_near(engine: Engine) -> None:
+    add(
+        engine,
+        *(row(error_type="handlers.RateLimited", event="orders.created", origin_queue="orders") for _ in range(3)),
+    )
+    store = MessageActions(engine)
+
+    def near(**words: Any) -> list[str]:
+        return store.near(Filters.parse(**words))
+
+    assert near(error_type="RateLimited") == []
+    assert near(error_type="RateLimted") == [
+        "no message has the error type 'RateLimted'; there is handlers.RateLimited (3)"
+    ]
+    assert near(event=["orders.created", "order.created"]) == [
+        "no message has the event 'order.created'; there is orders.created (3)"
+    ]
+    assert near(origin="ORDERS") == ["no message has the origin 'ORDERS'; there is orders (3)"]
+    assert near(origin="#.zebra") == ["no message has the origin '#.zebra'"]
+    assert near(group="123") == ["no message has the group '123'"]
+
+
+def test_ten_thousand_messages_have_few_names_and_those_are_found_without_reading_them(
+    engine: Engine,
+) -> None:
+    add(engine, *(row(error_type=f"a.b.E{number % 7}", event=None) for number in range(500)))
+    with reading(engine) as connection:
+        assert distinct(connection, MESSAGES.c.error_type) == [f"a.b.E{number}" for number in range(7)]
+        assert distinct(connection, MESSAGES.c.event) == []
