@@ -29,8 +29,9 @@ from dlqbatch.ingest.examine import Examined
 from dlqbatch.ingest.known_rows import PossibleDuplicates
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import LIMITS, close_attempt
+from dlqbatch.lifecycle.backoff_and_off_peak import Options, next_retry
 from dlqbatch.lifecycle.breaker import Limits
-from dlqbatch.lifecycle.strategy import MAX_ATTEMPTS, MAX_TRIPS, Options, after_failed_attempt, next_retry
+from dlqbatch.lifecycle.max_attempts import MAX_ATTEMPTS, MAX_TRIPS, after_failed_attempt
 from dlqbatch.store.engine import writing
 from dlqbatch.store.journal import RowMove, arrive, move_many, note_many
 from dlqbatch.store.states import Status, Strategy

@@ -21,12 +21,13 @@ from dlqbatch.broker.transfer import Bounds
 from dlqbatch.errors import SettingsError
 from dlqbatch.jobs import Report, RunOptions, bounds_of
 from dlqbatch.lifecycle import breaker
+from dlqbatch.lifecycle.backoff_and_off_peak import Options, zone
 from dlqbatch.lifecycle.ended_replays import release_ended_plans
 from dlqbatch.lifecycle.outcome import Observation, QueueReader
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.lifecycle.rule_rows import Rules
 from dlqbatch.lifecycle.run import Lifecycle
-from dlqbatch.lifecycle.strategy import Choice, Limits, Options, zone
+from dlqbatch.lifecycle.strategy import Choice, LoadLimits
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import StoreClock, engine_for, store_for
 from dlqbatch.store.engine import keeping
@@ -64,7 +65,7 @@ def _job(
 ) -> Lifecycle:
     rules, warnings = Rules(engine_for(settings)).load()
     origins = Origins(connection, touch=not run_options.dry_run)
-    load_limits = Limits(settings.cpu_limit, settings.memory_limit)
+    load_limits = LoadLimits(settings.cpu_limit, settings.memory_limit)
     return Lifecycle(
         sender=Session(connection, origins, bounds),
         origins=origins,

@@ -522,7 +522,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "failed-attempts-without-end",
         "a message that always fails is retried for ever",
-        "lifecycle/strategy.py",
+        "lifecycle/max_attempts.py",
         "    if failed >= max_attempts:\n",
         "    if failed > max_attempts:\n",
         "unit/lifecycle/test_lifecycle.py",

@@ -24,7 +24,7 @@ from dlqbatch.ingest.known_rows import content_key, possible_duplicates_of
 from dlqbatch.ingest.rows import Ingestion
 from dlqbatch.lifecycle import attempts
 from dlqbatch.lifecycle.leases import claim
-from dlqbatch.lifecycle.strategy import MAX_ATTEMPTS
+from dlqbatch.lifecycle.max_attempts import MAX_ATTEMPTS
 from dlqbatch.messages.actions import MessageActions
 from dlqbatch.store.engine import create_engine_for, reading, writing
 from dlqbatch.store.journal import RowMove, move_many

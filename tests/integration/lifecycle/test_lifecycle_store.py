@@ -23,10 +23,11 @@ from dlqbatch.ingest.dialects import Failure
 from dlqbatch.ingest.examine import Examined
 from dlqbatch.ingest.rows import Ingestion
 from dlqbatch.lifecycle import attempts, breaker, leases
+from dlqbatch.lifecycle.backoff_and_off_peak import Options
 from dlqbatch.lifecycle.outbox import admit
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.lifecycle.rules import Rule
-from dlqbatch.lifecycle.strategy import Back, Choice, Limits, Options
+from dlqbatch.lifecycle.strategy import Back, Choice, LoadLimits
 from dlqbatch.messages.actions import MessageActions
 from dlqbatch.store import journal as states
 from dlqbatch.store.engine import reading, writing
@@ -339,7 +340,7 @@ def test_many_workers_count_the_first_sendings_of_an_origin_together(engine: Eng
 
 def choice(cpu: float = 10.0, **changes: Any) -> Choice:
     options = Options(zone=ZoneInfo("Europe/Berlin"))
-    return replace(Choice(RULES, options, Limits(), lambda: (cpu, 10.0), lambda: 0.5), **changes)
+    return replace(Choice(RULES, options, LoadLimits(), lambda: (cpu, 10.0), lambda: 0.5), **changes)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlqbatch.ingest.arrivals import Arrival, AttemptFailed, Duplicate, Known, Meaning, NewRow, meaning_of_arrival
+from dlqbatch.lifecycle.backoff_and_off_peak import Options
+from dlqbatch.lifecycle.max_attempts import MAX_ATTEMPTS, after_failed_attempt
 from dlqbatch.lifecycle.return_checks import LoggedRun, unseen
-from dlqbatch.lifecycle.strategy import MAX_ATTEMPTS, Options, after_failed_attempt
 from dlqbatch.store.states import (
     ARRIVALS,
     ITEM_MOVES,

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlqbatch.errors import SettingsError
-from dlqbatch.lifecycle.strategy import Limits, Options, next_off_peak, next_retry, zone
+from dlqbatch.lifecycle.backoff_and_off_peak import Options, next_off_peak, next_retry, zone
+from dlqbatch.lifecycle.strategy import LoadLimits
 from dlqbatch.store.states import Strategy
 
 NOW = datetime(2026, 2, 11, 12, tzinfo=UTC)
@@ -160,9 +161,9 @@ def test_options_that_make_no_sense_are_refused_all_at_once() -> None:
     ],
 )
 def test_a_busy_machine_says_what_speaks_against_sending(cpu: float, memory: float, reasons: list[str]) -> None:
-    assert Limits().exceeded(cpu, memory) == reasons
+    assert LoadLimits().exceeded(cpu, memory) == reasons
 
 
 def test_limits_name_every_reason() -> None:
-    assert len(Limits().exceeded(99, 99)) == 2
-    assert Limits(cpu=100, memory=100).exceeded(99, 99) == []
+    assert len(LoadLimits().exceeded(99, 99)) == 2
+    assert LoadLimits(cpu=100, memory=100).exceeded(99, 99) == []
