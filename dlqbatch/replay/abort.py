@@ -20,8 +20,7 @@ from dlqbatch.lifecycle.ended_replays import return_expired
 from dlqbatch.replay.batches import PERMISSION
 from dlqbatch.replay.items import LEASE
 from dlqbatch.replay.job import store_for_person, worker_name
-from dlqbatch.replay.plan import PlanRefused, enter, find, locked
-from dlqbatch.replay.progress import PlanStatus, held_rows, status_of
+from dlqbatch.replay.plan import PlanRefused, PlanStatus, enter, find, held_rows, locked, status_of
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import StoreClock
 from dlqbatch.store.engine import reading, writing

@@ -26,13 +26,12 @@ from dlqbatch.lifecycle.attempts import Outgoing
 from dlqbatch.lifecycle.breaker import Limits
 from dlqbatch.lifecycle.ended_replays import return_to_plan
 from dlqbatch.replay.canary_and_rate import Outcomes
-from dlqbatch.replay.progress import (
+from dlqbatch.replay.plan import RESERVED_TO, held_rows, outcomes_of
+from dlqbatch.replay.skip_or_send import (
     current_rows,
-    held_rows,
     is_held,
     mark_items_sent,
     move_items,
-    outcomes_of,
     reason_to_skip,
     skip_items,
     waiting_items,
@@ -47,8 +46,6 @@ from dlqbatch.store.tables import ATTEMPTS, IS_OPEN, MESSAGES, PLAN_ITEMS, PLANS
 
 # A row stays an apply's so long. It is far shorter than the lifecycle's: whoever applies a plan again waits for it.
 LEASE: Final = timedelta(seconds=60)
-# In a plan's progress: the place up to which its rows are reserved.
-RESERVED_TO: Final = "reserved_to"
 _AT_ONCE: Final = 1_000  # rows of one transaction
 _M: Final = MESSAGES.c
 _I: Final = PLAN_ITEMS.c
@@ -308,11 +305,6 @@ class PlanItems:
                 skip_items(connection, self.plan_id, self._places, why_not)
                 breakers.release_probes(connection, moved, now)
         self._forget(row_ids)
-
-    def held(self) -> tuple[int, datetime | None]:
-        """Rows that some apply holds, and when the last lease ends."""
-        with reading(self.engine) as connection:
-            return held_rows(connection, self.plan_id)
 
     def outcomes(self) -> Outcomes:
         with reading(self.engine) as connection:

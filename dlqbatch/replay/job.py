@@ -30,10 +30,11 @@ from dlqbatch.replay import plan as plans
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.freeze import Selection, freeze, keep_risks
 from dlqbatch.replay.items import LEASE, PlanItems
-from dlqbatch.replay.progress import PlanStatus, standing
+from dlqbatch.replay.plan import PlanStatus
 from dlqbatch.replay.risk_facts import Frozen, check_health, look_at_origins
 from dlqbatch.replay.risks import Place, Risk, largest_body, risks
 from dlqbatch.replay.run import Replay, executor_for, foresee
+from dlqbatch.replay.skip_or_send import standing
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import StoreClock, store_for
 from dlqbatch.store.reservation import REPLAYED_AS

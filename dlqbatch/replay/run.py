@@ -25,7 +25,8 @@ from dlqbatch.replay import plan as plans
 from dlqbatch.replay.batches import ApplyOptions, Batches
 from dlqbatch.replay.canary_and_rate import Go, Pace, Stop, Wait, how_far
 from dlqbatch.replay.items import PlanItems
-from dlqbatch.replay.progress import PlanStatus, Standing
+from dlqbatch.replay.plan import PlanStatus
+from dlqbatch.replay.skip_or_send import Standing
 
 log = logs.get(__name__)
 

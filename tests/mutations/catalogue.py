@@ -546,7 +546,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "plan-takes-what-changed",
         "a replay sends a message that somebody has changed since the plan was looked at",
-        "replay/progress.py",
+        "replay/skip_or_send.py",
         "    elif row.updated_at != item.seen_updated_at:\n",
         "    elif False:\n",
         "integration/replay/test_plans.py::test_what_changed_since_the_plan_is_skipped_with_its_reason",

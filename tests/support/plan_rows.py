@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from dlqbatch.replay.progress import PlanStatus
+    from dlqbatch.replay.plan import PlanStatus
     from dlqbatch.replay.risk_facts import Frozen
 
 LEASE = timedelta(seconds=60)
