@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,12 +14,13 @@ from typing import Final
 from sqlalchemy import Engine
 
 from dlqbatch import logs
+from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.access import access_to, connect
-from dlqbatch.broker.connection import Connection
+from dlqbatch.broker.connection import Connection, NoAnswer, PublishingBlocked
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
-from dlqbatch.errors import DlqbatchError, SettingsError
+from dlqbatch.errors import ChannelRefused, DlqbatchError, SettingsError
 from dlqbatch.jobs import Report, RunOptions
 from dlqbatch.lifecycle.ended_replays import release_ended_plans
 from dlqbatch.lifecycle.job import breaker_limits, observation
@@ -31,7 +32,7 @@ from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.freeze import Selection, freeze, keep_risks
 from dlqbatch.replay.items import LEASE, PlanItems
 from dlqbatch.replay.plan import PlanStatus
-from dlqbatch.replay.risk_facts import Frozen, check_health, look_at_origins
+from dlqbatch.replay.risk_facts import Frozen, look_at_origins
 from dlqbatch.replay.risks import Place, Risk, largest_body, risks
 from dlqbatch.replay.run import Replay, executor_for, foresee
 from dlqbatch.replay.skip_or_send import standing
@@ -47,6 +48,18 @@ _NO_BOUND: Final = 1 << 62
 _FOR_EVER: Final = 10 * 365 * 86_400.0
 _OBSERVES_FOR: Final = 20.0  # seconds that one look at the queues may take
 _RELEASES_FOR: Final = 10.0  # seconds for a plan or an apply to release rows of plans whose abort was cut
+
+
+class Unhealthy(DlqbatchError):
+    """Nothing was moved, and the plan stands as before."""
+
+    exit_code = 1
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        self.problems = problems
+        super().__init__(
+            "\n".join((*problems, "nothing was moved; the plan stays, apply it again when that is put right"))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +124,7 @@ def apply_replay(
     _release_rows_of_ended_plans(engine, actor, run_options.stopped)
     plan = plans.check(engine, name, resume_stopped=options.resume_stopped)
     with _connected(settings) as connection:
-        check_health(connection, Origins(connection), plan.origins)
+        _check_health(connection, Origins(connection), plan.origins)
     plan = plans.start(
         engine,
         plan,
@@ -167,7 +180,7 @@ def preview_replay(settings: Settings, name: str, options: ApplyOptions, *, acto
     engine = store_for_person(actor, settings)
     plan = plans.check(engine, name, resume_stopped=options.resume_stopped)
     with _connected(settings) as connection:
-        check_health(connection, Origins(connection, touch=False), plan.origins)
+        _check_health(connection, Origins(connection, touch=False), plan.origins)
         found = standing(
             engine,
             plan.plan_id,
@@ -217,6 +230,35 @@ def _release_rows_of_ended_plans(engine: Engine, actor: str, stopped: Callable[[
 
 def worker_name() -> str:
     return f"replay {socket.gethostname()} {os.getpid()}"
+
+
+def _check_health(connection: Connection, ways: Origins, origins: Iterable[Origin]) -> None:
+    """Unhealthy unless the broker takes publishes, and each origin is there and takes ours."""
+    problems: list[str] = []
+    if not _takes_publishes(connection):
+        raise Unhealthy(("the broker takes no publishes: a memory or disk alarm",))
+    for origin in origins:
+        ways.prepare(origin)
+        if ways.is_gone(origin):
+            problems.append(
+                f"'{origin.name}' is not on the broker: declare it, or plan again with --to-queue, or without it"
+            )
+        elif ways.is_unclear(origin):
+            problems.append(f"'{origin.name}' cannot be checked; the log says why")
+    if problems:
+        raise Unhealthy(tuple(problems))
+
+
+def _takes_publishes(connection: Connection) -> bool:
+    """A broker with an alarm says so to whoever publishes, permitted or not."""
+    try:
+        with connection.scratch() as scratch:
+            scratch.try_publish("")
+    except (NoAnswer, PublishingBlocked):
+        return False
+    except ChannelRefused:
+        return True
+    return True
 
 
 def _judge(settings: Settings, connection: Connection) -> Resend:

@@ -13,10 +13,9 @@ from sqlalchemy import Connection, Select, and_, case, func, literal_column, or_
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.access import management_api
 from dlqbatch.broker.connection import Connection as BrokerConnection
-from dlqbatch.broker.connection import NoAnswer, PublishingBlocked
+from dlqbatch.broker.connection import NoAnswer
 from dlqbatch.broker.readings import Readings
-from dlqbatch.broker.return_exchanges import Origins
-from dlqbatch.errors import ChannelRefused, DlqbatchError
+from dlqbatch.errors import ChannelRefused
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import Outgoing, without_bodies
 from dlqbatch.lifecycle.rules import UNKNOWN, Rule, classify
@@ -280,47 +279,6 @@ def recent(connection: Connection, now: datetime) -> dict[str, tuple[int, int]]:
 
 _ASKED_FOR: Final = 5.0
 """Seconds that the management API has to say which queues stand behind exchanges; without it a risk says less."""
-
-
-class Unhealthy(DlqbatchError):
-    """Nothing was moved, and the plan stands as before."""
-
-    exit_code = 1
-
-    def __init__(self, problems: tuple[str, ...]) -> None:
-        self.problems = problems
-        super().__init__(
-            "\n".join((*problems, "nothing was moved; the plan stays, apply it again when that is put right"))
-        )
-
-
-def check_health(connection: BrokerConnection, ways: Origins, origins: Iterable[Origin]) -> None:
-    """Unhealthy unless the broker takes publishes, and each origin is there and takes ours."""
-    problems: list[str] = []
-    if not _takes_publishes(connection):
-        raise Unhealthy(("the broker takes no publishes: a memory or disk alarm",))
-    for origin in origins:
-        ways.prepare(origin)
-        if ways.is_gone(origin):
-            problems.append(
-                f"'{origin.name}' is not on the broker: declare it, or plan again with --to-queue, or without it"
-            )
-        elif ways.is_unclear(origin):
-            problems.append(f"'{origin.name}' cannot be checked; the log says why")
-    if problems:
-        raise Unhealthy(tuple(problems))
-
-
-def _takes_publishes(connection: BrokerConnection) -> bool:
-    """A broker with an alarm says so to whoever publishes, permitted or not."""
-    try:
-        with connection.scratch() as scratch:
-            scratch.try_publish("")
-    except (NoAnswer, PublishingBlocked):
-        return False
-    except ChannelRefused:
-        return True
-    return True
 
 
 def look_at_origins(settings: Settings, connection: BrokerConnection, origins: Iterable[Origin]) -> Iterator[Place]:

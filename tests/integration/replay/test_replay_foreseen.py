@@ -20,9 +20,8 @@ from dlqbatch.replay import job as replay_job
 from dlqbatch.replay.abort import abort_replay
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.items import PlanItems
-from dlqbatch.replay.job import Replayed
+from dlqbatch.replay.job import Replayed, Unhealthy
 from dlqbatch.replay.plan import PlanRefused
-from dlqbatch.replay.risk_facts import Unhealthy
 from dlqbatch.store.engine import writing
 from dlqbatch.store.tables import MESSAGES
 

@@ -26,7 +26,7 @@ from dlqbatch.replay import job as replay_job
 from dlqbatch.replay.abort import abort_replay
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.items import PlanItems
-from dlqbatch.replay.risk_facts import Unhealthy
+from dlqbatch.replay.job import Unhealthy
 from dlqbatch.settings import load
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import NotUnderstood
