@@ -25,9 +25,9 @@ class Options:
     off_peak_hours: tuple[int, ...] = (2, 3, 4)
     zone: tzinfo = UTC
     recheck: timedelta = timedelta(minutes=5)
-    """Between two looks whether the conditions of a conditional retry are met."""
+    """How long a conditional retry waits before its conditions are checked again."""
     spread: float = 0.1
-    """How much of a delay jitter may add to it."""
+    """The largest part of a delay that jitter adds to it."""
     off_peak_spread: timedelta = timedelta(minutes=15)
     """How far into the hour jitter may go, so that a night's backlog is not sent in its first second."""
 
@@ -63,7 +63,7 @@ def is_off_peak(now: datetime, options: Options) -> bool:
 def next_retry(
     strategy: Strategy, retries_so_far: int, now: datetime, options: Options, *, jitter: float = 0.0
 ) -> datetime | None:
-    """When it is due, in UTC; None if only a person can say.
+    """When the next attempt is due, in UTC; None if a person decides.
 
     `retries_so_far` is how many attempts from the store have failed; `jitter` is a fraction from 0 to 1.
     """

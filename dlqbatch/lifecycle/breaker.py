@@ -9,8 +9,8 @@ An attempt is counted when it is sent, a failure when it comes back. A success i
 window, long after a failure would be: a rate over attempts whose outcome is known would open on the first failures of
 every batch. Only attempts sent in the present phase count, so that what failed before cannot reopen what has healed.
 
-Whoever writes a new state does so only if the stored one is still what it was made from; so of two workers that both
-see the cool-down over, one gets the probe.
+`breaker_rows.py` changes a state under a row lock; so of two workers that both see the cool-down over, one gets the
+probe.
 """
 
 from __future__ import annotations
@@ -95,21 +95,20 @@ def failed(breaker: Breaker, attempt: str, sent_at: datetime, now: datetime, lim
 
 
 def succeeded(breaker: Breaker, attempt: str, now: datetime) -> Breaker:
-    """An attempt stayed away for as long as it takes to be sure."""
     if breaker.phase is Phase.HALF_OPEN and attempt == breaker.probe:
         return Breaker(Phase.CLOSED, now)
     return breaker
 
 
 def released(breaker: Breaker, attempt: str) -> Breaker:
-    """Nobody will hear of this attempt any more: if it was the probe, the next attempt is, at once."""
+    """The outcome of this attempt will never be known: if it was the probe, the next attempt is, at once."""
     if breaker.phase is Phase.HALF_OPEN and attempt == breaker.probe:
         return Breaker(Phase.HALF_OPEN)
     return breaker
 
 
 def proven(breaker: Breaker, sent_at: datetime, now: datetime) -> Breaker:
-    """Any attempt was resolved, a replay's as well: if it was sent since, the origin takes messages again."""
+    """An attempt of lifecycle or replay was resolved: if it was sent in this phase, the breaker closes."""
     if breaker.phase is not Phase.CLOSED and not _is_of_earlier_phase(breaker, sent_at):
         return Breaker(Phase.CLOSED, now)
     return breaker

@@ -1,4 +1,4 @@
-"""A lifecycle run is put together from the settings."""
+"""Builds a lifecycle run from the settings."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def _job(
 
 
 def _release_aborted_plans(settings: Settings, engine: Engine, run_options: RunOptions, bounds: Bounds) -> None:
-    """A replay that was killed may hold rows of a plan that was aborted, and nobody else gives them back.
+    """Release the rows that a killed replay holds though its plan was aborted.
 
-    Each run releases a part of a large plan's; the rest of its time is for what is due.
+    A large plan takes several runs, since most of the time of a run is for messages that are due.
     """
     began = time.monotonic()
     until = began + max(bounds.stop_at - began, 0.0) * _SHARE_FOR_ABORTED_PLANS
@@ -122,7 +122,7 @@ def breaker_limits(settings: Settings) -> breaker.Limits:
         min_attempts=settings.breaker_min_attempts,
         window=settings.breaker_window,
         cool_down=settings.breaker_cool_down,
-        # A probe is heard of at the latest when the window is over and somebody has looked.
+        # The outcome of a probe is known after the observation window, and a look wherever it would come back.
         probe_patience=max(breaker.Limits().probe_patience, 4 * settings.observation_window),
     )
 
@@ -132,7 +132,7 @@ def rule_store(settings: Settings) -> Rules:
 
 
 def observation(settings: Settings, connection: Connection, engine: Engine, bounds: Bounds) -> Observation:
-    """What looks at retries that were sent, in a lifecycle run and while a replay waits."""
+    """The observation of sent retries, for a lifecycle run and for a replay that waits for outcomes."""
     drained = [kind for kind in kinds_of(settings) if isinstance(kind, Drained)]
     sources = [source.queue for kind in drained for source in kind.sources]
     return Observation(
@@ -174,6 +174,6 @@ def _load() -> Callable[[], tuple[float, float]]:
 
 
 def system_watched() -> Callable[[], dict[str, float]]:
-    """CPU and memory as fractions, from now to when they are asked for: nobody waits for it."""
+    """A function that returns the load of CPU and memory since now, as fractions; it does not block."""
     psutil.cpu_percent()
     return lambda: {"cpu": psutil.cpu_percent() / 100, "memory": psutil.virtual_memory().percent / 100}

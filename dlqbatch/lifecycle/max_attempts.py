@@ -11,12 +11,13 @@ from dlqbatch.store.states import Move, Status, Strategy, path
 
 MAX_ATTEMPTS: Final = 5
 MAX_TRIPS: Final = 100
+"""After so many retries that consumers published as new messages, a person decides."""
 _LARGEST_COUNT: Final = 2**31 - 1  # what a column of integers holds; a row may have come in with it
 
 
 @dataclass(frozen=True, slots=True)
 class AfterFailure:
-    """What becomes of a row whose attempt failed; each move is written and journalled, in one transaction."""
+    """The new state of a row whose attempt failed; its moves are journalled one by one, in one transaction."""
 
     moves: tuple[Move, ...]
     dlq_retry_count: int
@@ -37,7 +38,7 @@ def after_failed_attempt(
     jitter: float = 0.0,
     max_attempts: int = MAX_ATTEMPTS,
 ) -> AfterFailure:
-    """Failed if that was the last attempt it gets, manual if no strategy says when to try again, else pending.
+    """Failed after the last attempt, manual if its strategy has no time for the next one, else pending.
 
     `status` is processing, or resolved for what came back late; `failed_before` does not count this attempt.
     """

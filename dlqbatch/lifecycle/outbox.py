@@ -1,7 +1,7 @@
-"""Rows of the dead store on their way to the broker: begun, offered, marked as sent or given back, none forgotten.
+"""Rows of the dead store on their way to the broker: each is marked as sent, or given back.
 
-`Outbox` is what a lifecycle and a replay do alike: it writes down what became of each row. `Sending` claims the rows of
-a lifecycle run, and `DryRun` only shows what it would do. A replay's are in `dlqbatch.replay.batches`.
+`Outbox` is for lifecycle and replay: it writes what became of each row. `Sending` claims the rows of a lifecycle run;
+`DryRun` shows what a run would do. The rows of a replay are in `dlqbatch.replay.batches`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TAKEN_OVER: Final = "taken-over"
 NOT_NOTED: Final = "not-noted"
 REFUSED: Final = "publish-refused"
 NOT_SENT: Final = "not-sent"
-# These reasons to leave a row say nothing of the row, nor of the run.
+# Rows that are left for these reasons do not make a run partial.
 HARMLESS: Final = frozenset({NOT_REACHED, TAKEN_OVER})
 
 _NOT_REACHED: Final = "not reached by this run"
@@ -55,10 +55,10 @@ def fitting(sizes: Iterable[int], most: int) -> int:
 
 
 class Outbox(ABC):
-    """The source of one transfer, which writes down what became of each row that it has offered.
+    """The source of one transfer: it writes what became of each row that it offered.
 
-    What was confirmed, and what is to be given back, waits a moment for others, since each transaction costs the same.
-    A cut sends again what was not marked yet; so that is never more than what may be under way.
+    Confirmed rows and rows to give back are collected, since each transaction costs the same. What was not marked when
+    a run is killed is sent again; so it is never more than may be under way.
     """
 
     MARKED_AFTER: ClassVar[float]
@@ -86,7 +86,7 @@ class Outbox(ABC):
         """Give these rows back, with their attempts and why; it may be repeated."""
 
     def _leave(self, row_id: int, reason: str) -> None:  # noqa: B027  (a replay has nothing to do then)
-        """The broker may have this row: nothing is written of it."""
+        """Write nothing: the broker may have this row."""
 
     def handle(self, delivery: Delivery) -> Instruction:
         return self._resend.handle(delivery)
@@ -99,8 +99,8 @@ class Outbox(ABC):
     def held(self, tag: int, reason: str | None) -> None:
         row = self._answered(tag)
         if row is not None and reason in NOBODY_KNOWS:
-            # The lease stays: whoever takes over sends again under the same number, so that the return of either copy
-            # is known for what it is.
+            # The lease stays. Whoever takes the row over sends it under the same attempt number, so that either copy
+            # is recognised when it comes back.
             self._leave(tag, reason)
         elif row is not None:
             self._held[tag] = row.attempt, reason or NOT_SENT
@@ -115,7 +115,7 @@ class Outbox(ABC):
         return len(self._confirmed) + len(self._held)
 
     def _free(self, room: int) -> int:
-        """How many rows to offer now: many at once or none yet, for each trip to the database costs the same."""
+        """How many rows to offer now: many or none, since each round trip to the database costs the same."""
         if room < len(self._resend.unanswered):
             return 0
         if 2 * self._unwritten > room:
@@ -135,7 +135,7 @@ class Outbox(ABC):
                 raise
 
     def _write_down(self) -> None:
-        """Safe to repeat: what was written is forgotten here only then."""
+        """Write all that is collected; safe to repeat."""
         now = self._clock()
         while self._confirmed:
             numbers = dict(islice(self._confirmed.items(), _AT_ONCE))
@@ -149,7 +149,7 @@ class Outbox(ABC):
                 del self._held[row_id]
 
     def _write_the_rest(self) -> None:
-        """At the end of the run, as often as it takes: what is not marked is sent again."""
+        """Write with retries, at the end of the run: what is not marked is sent again."""
         Retrying(
             stop=stop_any(stop_after_attempt(_TRIES), stop_after_delay(self.TRIES_FOR)),
             wait=wait_exponential(multiplier=0.2, max=2),
@@ -159,10 +159,10 @@ class Outbox(ABC):
 
 
 class Sending(Outbox):
-    """The rows of a lifecycle run: taken over and claimed as there is room, and every one accounted for."""
+    """The rows of a lifecycle run, taken over and claimed as there is room; `results` counts each of them."""
 
     MARKED_AFTER = 0.05
-    # A database that does not answer would hold the end of the run for its whole patience, each time.
+    # Each try on a database that does not answer takes the whole timeout of a statement.
     TRIES_FOR = 10.0
 
     def __init__(
@@ -184,7 +184,7 @@ class Sending(Outbox):
         self.results: Counter[tuple[str, str | None]] = Counter()
         self.preview: list[dict[str, str]] = []
         self.is_empty = False
-        """The store had no more that was due."""
+        """No more rows were due."""
         self._engine = engine
         self._choice = choice
         self._worker = worker
@@ -195,7 +195,7 @@ class Sending(Outbox):
         self._stopped = stopped
         self._takes_over = True
         self._mine: dict[int, Claimed] = {}
-        """Taken, and not accounted for yet."""
+        """Rows that were taken and are not counted yet."""
         self._ready: deque[tuple[Claimed, Strategy | None]] = deque()
 
     def more(self, room: int) -> Sequence[Offer] | None:
@@ -218,7 +218,7 @@ class Sending(Outbox):
         if not rows:
             rows = leases.claim(self._engine, self._worker, now, limit, self._lease)
             self.is_empty = not rows
-        # Not answered within our own lease, and taken over from ourselves: it is on its way, and counted.
+        # Taken over from this run itself, after its own lease ended: it is under way, and was counted.
         known, self._mine = self._mine, self._mine | {row.row_id: row for row in rows}
         rows = [row for row in rows if row.row_id not in known]
         self.got += len(rows)
@@ -227,7 +227,7 @@ class Sending(Outbox):
         self._ready.extend((row, send[row.row_id]) for row in rows if row.row_id in send)
 
     def _begin(self, room: int, now: datetime) -> Sequence[Offer]:
-        """Attempts are committed for those alone that are published at once: their leases start anew with it."""
+        """Begin the attempts of the rows that are published next, and of no others; their leases start anew."""
         number = fitting((row.body_size for row, _ in self._ready), min(room, _AT_ONCE))
         rows = [self._ready.popleft() for _ in range(number)]
         tokens = {row.row_id: row.token for row, _ in rows}
@@ -272,12 +272,12 @@ class Sending(Outbox):
         self.results[counts_as, reason] += 1
 
     def finish(self) -> list[str]:
-        """Write down what is still to be written, whatever it takes; what cannot be waits for its lease to end."""
+        """Write what is still unwritten; a row that cannot be written waits for its lease to end."""
         for row_id in list(self._resend.unanswered):
             self.held(row_id, "connection-lost")
         try:
             self._write_the_rest()
-            # What was taken and never offered goes back; an attempt of another worker's may be on its way.
+            # Rows that were never offered go back, but not those with an attempt that another worker began.
             untouched = {row.row_id: _as_it_was(row) for row in self._mine.values() if not row.has_attempt}
             self._put_back(untouched, self._clock())
         except DlqbatchError as error:
@@ -302,7 +302,7 @@ def _as_it_was(row: Claimed) -> tuple[Back, str, str]:
 
 
 class DryRun:
-    """The source of a dry run: the same rows by the same decisions, and nothing claimed, sent or written."""
+    """The source of a dry run: the same rows and decisions, but nothing is claimed, sent or written."""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ def admit(
     engine: Engine, rows: Iterable[Claimed], now: datetime, limits: breaker.Limits, *, keep: bool = True
 ) -> set[int]:
     """The ids of the rows that the circuit breakers of their origins let through; `keep` changes the breakers."""
-    # Where nobody knows the origin there is no breaker, and the sending will say so.
+    # A row without a known origin has no breaker; it is held as origin-unknown when it is sent.
     by_origin: defaultdict[str, list[int]] = defaultdict(list)
     for row in rows:
         by_origin[row.origin or ""].append(row.row_id)

@@ -1,7 +1,8 @@
-"""What became of the retries that were sent: their queues are read, proofs are kept, what stayed away is resolved.
+"""What became of retries that were sent: their queues are read, and a retry that was handled is resolved.
 
-A retry is a success when a consumer acknowledged it (proof.py), or, where the broker's counts cannot be had, when its
-observation window is over; and when somebody has looked since wherever it would have come back (return_checks.py).
+A retry was handled when a consumer acknowledged it (proof.py) or, where the broker's counts cannot be had, when its
+observation window is over. In both cases somebody has to look afterwards wherever it would come back
+(return_checks.py).
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ _Figures = tuple[str | None, int | None, int | None, int | None, int | None]
 
 
 class QueueReader(NamedTuple):
-    """Readings of queues, with a get where a declaration may be wrong.
+    """Reads queues, and checks with a `basic.get` where a passive declaration may be wrong.
 
-    Without a leader a quorum queue is declared as empty, whatever it holds.
+    A quorum queue without a leader is declared as empty, whatever it holds.
     """
 
     readings: Readings
@@ -64,7 +65,7 @@ class QueueReader(NamedTuple):
     bounds: Bounds
 
     def read(self, queues: Collection[str], at: datetime) -> Mapping[str, QueueReading]:
-        """One reading for each queue, asked for at that time; those that nothing could be asked about are not in it."""
+        """A reading at that time for each queue, without the queues that could not be read."""
         found = self.readings.read(queues, at)
         doubtful = [
             name
@@ -97,7 +98,7 @@ class QueueReader(NamedTuple):
 
 
 class Resolution(NamedTuple):
-    """What a run has found out of the retries that were sent."""
+    """The result of an observation."""
 
     resolved: int
     warnings: list[str]
@@ -113,26 +114,26 @@ class Missing(NamedTuple):
 
 @dataclass(slots=True)
 class _Judged:
-    """A page of retries, by what is to become of them; an attempt is named by its row and its number."""
+    """A page of retries by what becomes of them; attempts are numbers by row id."""
 
     acknowledged: defaultdict[tuple[datetime, str], dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
-    """When it was acknowledged, and by which proof that is known."""
+    """Attempts by when they were acknowledged, and by the proof of it."""
     resolved: dict[int, tuple[int, str]] = field(default_factory=dict)
     gone: dict[int, tuple[int, str]] = field(default_factory=dict)
     stuck: set[Way] = field(default_factory=set)
-    """What was sent these ways later went no better."""
+    """Ways whose later retries wait for the same thing, and need no look in this run."""
 
 
 @dataclass(slots=True)
 class Observation:
-    """One run's look at the retries that were sent."""
+    """Observes the retries that were sent, during one run."""
 
     attempts: SentAttempts
     reader: QueueReader
     sources: Collection[str]
-    """All that a drain takes from."""
+    """The queues that drains take from."""
     dead_letter_queues: Collection[str]
-    """Where a drain sends what it gives up."""
+    """The queues that drains dead-letter to."""
     window: timedelta
     is_over: Callable[[], bool]
     """Whether the time of the run is over, or a signal has asked for its end."""
@@ -171,7 +172,7 @@ class Observation:
         return Resolution(resolved, _warnings(left, unproven, now - self.window))
 
     def look_ahead(self, now: datetime) -> None:
-        """Read the queues that are sent to next and were not read of late: a proof can begin there."""
+        """Read the queues that the next retries go to, unless they were read of late: a proof begins with a reading."""
         queues: dict[str, None] = {}
         for origin in self.attempts.due(now, _MOST_DUE):
             if len(queues) >= _MOST_READ_AHEAD or self.is_over():
@@ -265,7 +266,7 @@ class Observation:
             judged.stuck.add(each.way)
 
     def _unseen(self, each: SentAttempt, since: datetime) -> str:
-        """What nobody has looked into since that time; empty if it would have been seen wherever it can come back."""
+        """What has to be looked into yet; empty if a return since that time would have been seen."""
         target = self._targets[each.way]
         if target.held_back_in is None and each.has_framework_id:
             return "its framework may hold it back to try it again, which only the management API can tell"
@@ -298,13 +299,13 @@ class Observation:
         return unseen(drains, ingests, sources, back, since)
 
     def _logged(self, job: str, before: datetime | None) -> Sequence[LoggedRun]:
-        """Only the drains before the edge count, however many there were since."""
+        """The newest runs of the job that began before that time, read once."""
         if (job, before) not in self._runs:
             self._runs[job, before] = self.attempts.newest_runs(job, before)
         return self._runs[job, before]
 
     def _unproven(self, now: datetime) -> list[UnprovenRetries]:
-        """Each origin once, with what is missing of what was sent there first."""
+        """What is missing, once for each origin, by the first retry that was sent there."""
         found: dict[str, UnprovenRetries] = {}
         for each in self.attempts.by_way(_MOST_COUNTED):
             known = found.get(each.place)

@@ -35,7 +35,7 @@ _STILL: Final = timedelta(seconds=30)
 
 
 class Sighting(NamedTuple):
-    """A reading with those before it taken into account."""
+    """A reading of a queue, and since when its counters count."""
 
     reading: QueueReading
     counted_from: datetime
@@ -88,7 +88,7 @@ def worth_keeping(times: Sequence[datetime], oldest_sent: datetime | None, now: 
     """
     first = 0 if oldest_sent is None else max(bisect_left(times, oldest_sent) - 1, 0)
     needed = list(times[first:]) if oldest_sent is not None else list(times[-1:])
-    # With one long before it that one is the still beginning that an account of everything needs.
+    # `_adds_up` begins with two equal readings: the one long before the first needed reading is kept too.
     still = [at for at in times[:first] if times[first] - at >= _STILL]
     kept = set(needed[:1]) | set(still[-1:])
     last = needed[0] if needed else now
@@ -137,7 +137,7 @@ class History:
         return self._answers[before, after]
 
     def _answer(self, before: int, after: int) -> Proof | Unproven:
-        """For what went out after so many sightings, and of which the others from `after` on speak."""
+        """For a retry that was begun after the first `before` sightings, and confirmed before those from `after` on."""
         refused = ""
         for index in range(after, len(self._sightings)):
             reading = self._sightings[index].reading
@@ -209,7 +209,7 @@ class History:
         )
 
     def _adds_up(self, index: int, sent_before: int) -> bool:
-        """As much was acknowledged as stood in it and was published, since its count began or nothing moved last."""
+        """Whether all that stood in it or was published was acknowledged, since its count began or stood still."""
         end = self._sightings[index]
         is_still_now = any(
             later.at >= end.at + self._lag and later.reading.counters == end.reading.counters

@@ -1,4 +1,4 @@
-"""Dead messages on their way back to where they failed: what the lifecycle and a replay publish, and where to."""
+"""Where lifecycle and replay publish a dead message to, and with which headers."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NOBODY_KNOWS: Final = frozenset({"connection-lost", "not-confirmed"})
 
 @dataclass(slots=True)
 class Resend:
-    """Says for each row where it goes and what it carries; the hot path, it waits for nothing.
+    """Decides for each row where it is published and with which headers; it never blocks.
 
-    Offer only rows whose attempt is committed. One object serves one `Sender.send`.
+    Offer only rows whose attempt is committed. One object serves one `Session.send`.
     """
 
     origins: Origins
@@ -57,7 +57,7 @@ class Resend:
         return found
 
     def answered(self, row_id: int) -> Outgoing | None:
-        """The row that was confirmed or held, which is forgotten with it; None if it was before."""
+        """Remove and return a row that was confirmed or held; None if it was answered before."""
         return self.unanswered.pop(row_id, None)
 
     def handle(self, delivery: Delivery) -> Instruction:
@@ -82,7 +82,7 @@ class Resend:
             return Hold(LEFT, ORIGIN_UNCLEAR) if self.origins.is_unclear(origin) else AwaitOrigin(origin)
         journey = failed.journey
         travels = journey._replace(
-            # A row's name is cut and escaped where the id was long and odd; only then it is not the id itself.
+            # The identity in a row differs from the message's id only where that id is too long or not text.
             id=row.identity if _fits(row.identity) else journey.id,
             parent=row.parent if row.parent is not None and _fits(row.parent) else None,
             # Where no drain counts it, a consumer could make another message of each retry for ever.
@@ -97,7 +97,7 @@ class Resend:
         return Publish(travels.id, route, properties, SENT, None, origin)
 
     def refuses(self, row: Outgoing) -> bool:
-        """Nobody vouches for a place where it failed: it would be left to a person, as `handle` leaves it."""
+        """Whether `handle` would leave it to a person, since nothing that can be trusted names its origin."""
         envelope = open_envelope(row.exchange, row.routing_key, False, 0, row.properties)
         headers = envelope.headers if envelope.headers is not None else NONE
         # A plan's row comes without its body. Whether the digest agrees decides which key it had, not whether its place
@@ -105,13 +105,13 @@ class Resend:
         return self._ways(row, failed_at(headers, self.trust, str))[1] is None
 
     def _ways(self, row: Outgoing, failed: Failed) -> tuple[Origin | None, Origin | None]:
-        """The origin that its headers are to name, and where it goes: as the drain returns what comes out of a tier."""
+        """The origin for its headers, and where it is published: as a drain returns a message after its delay."""
         journey, origin, death = failed
         if row.to_queue is not None:
             moved = Origin(row.to_queue, None, origin.key if origin is not None else row.routing_key)
             return moved, moved
         if origin is not None and death is not None and not self.return_to_queue:
-            # It came past the drain, which would have looked whose word the exchange is.
+            # It came past the drain, which would have checked who named the exchange.
             identity = Identity.OTHER if journey.is_new else Identity.SAME
             origin = self.trust.vouched(Found(origin, identity, death))
         way = self.trust.way_back(origin, to_queue=self.return_to_queue)

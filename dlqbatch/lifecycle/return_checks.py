@@ -59,7 +59,7 @@ def unseen(
 
 
 def emptied_since(ingests: Iterable[LoggedRun], queues: Collection[str]) -> datetime | None:
-    """When each of the queues had begun to be looked at for the last time; None if one was never seen empty.
+    """The start of the newest ingest that saw each queue empty, the earliest of them; None if one was never seen empty.
 
     Each may have an ingest of its own, as long as each began when the drain was over.
     """

@@ -1,4 +1,4 @@
-"""The table dlq_rules, whose rows people change: it gives a failure its strategy."""
+"""The table dlq_rules: people change its rows, which give failures their strategies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlqbatch.store.text import LONGEST_NAME, visible
 
 _STEP: Final = 10  # a rule that comes to the front leaves room for others between it and the next
 _POSITIONS: Final = range(-(2**31), 2**31)
-# As plain SQL: who edits the table can write what no type of ours reads.
+# As plain SQL: people edit the table, and typed columns fail on values that they do not know.
 _SELECT_ALL: Final = text("SELECT name, position, match_on, pattern, strategy FROM dlq_rules")
 
 
@@ -64,13 +64,13 @@ class Rules:
     def load(self) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
         """The rules in their order, and a warning for each row that is left out."""
         rules, broken = self.read()
-        return rules, tuple(f"the rule '{one.name}' is left out: {one.problem}" for one in broken)
+        return rules, tuple(f"the rule '{rule.name}' is left out: {rule.problem}" for rule in broken)
 
     def read(self) -> tuple[tuple[Rule, ...], tuple[BrokenRule, ...]]:
         with reading(self._engine) as connection:
             found = [_rule_of(row) for row in connection.execute(_SELECT_ALL)]
-        broken = sorted((one for one in found if isinstance(one, BrokenRule)), key=lambda one: one.name)
-        return tuple(in_order(one for one in found if isinstance(one, Rule))), tuple(broken)
+        broken = sorted((rule for rule in found if isinstance(rule, BrokenRule)), key=lambda rule: rule.name)
+        return tuple(in_order(rule for rule in found if isinstance(rule, Rule))), tuple(broken)
 
     def set(
         self,

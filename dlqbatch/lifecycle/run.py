@@ -1,4 +1,4 @@
-"""The main loop of a lifecycle: what stayed away is resolved, what is due is sent again, once, in bounds."""
+"""One lifecycle run: retries that were handled are resolved, then each message that is due is sent again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dlqbatch.lifecycle.outcome import Observation
 from dlqbatch.lifecycle.resend import SENT, Resend
 from dlqbatch.lifecycle.strategy import MANUAL, RESCHEDULED, Choice
 
-# These add up to `got`; `resolved` stands beside them.
+# Each message that the run got counts once here; `resolved` counts earlier retries.
 COUNTS: Final = (SENT, RESCHEDULED, MANUAL, LEFT)
 
 

@@ -23,7 +23,7 @@ MANUAL: Final = "manual"
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A row that is a worker's until its lease ends, as far as it matters for what is to become of it."""
+    """A row that a worker has claimed, with what the decision about it needs."""
 
     row_id: int
     token: str
@@ -32,12 +32,12 @@ class Claimed:
     error_message: str | None
     event: str | None
     origin: str | None
-    """What its circuit breaker is kept under; None: nobody knows where it failed."""
+    """The key of its circuit breaker; None if nobody knows where it failed."""
     failed_attempts: int
     next_retry_at: datetime | None
     body_size: int
     has_attempt: bool = False
-    """It was taken over with an attempt that may have been published: that one goes on."""
+    """It was taken over with an attempt that may have been published; the same attempt is sent again."""
 
 
 class Back(NamedTuple):
@@ -48,7 +48,7 @@ class Back(NamedTuple):
     reason: str
     next_retry_at: datetime | None = None
     strategy: Strategy | None = None
-    """What it was classified as; None: what it was before."""
+    """Its new strategy; None keeps the old one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class LoadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What becomes of claimed rows, by what is known of them alone."""
+    """Decides what becomes of claimed rows."""
 
     rules: tuple[Rule, ...]
     options: Options
@@ -82,11 +82,11 @@ class Choice:
     ) -> tuple[dict[int, Strategy | None], dict[int, tuple[Back, str, str]]]:
         """Rows to send, by id, with their strategy; and those to give back, with what they count as and why.
 
-        `admit` gives the ids of those that the circuit breakers of their origins let through.
+        `admit` returns the ids of the rows that the circuit breakers of their origins let through.
 
-        A row is classified whenever it is claimed, so that a rule that somebody changed holds from the next try on.
+        A row is classified at each claim, so a changed rule holds from the next attempt on.
         """
-        # Holding a failure against every rule costs more than all else here, and most rows of a batch failed alike.
+        # Matching the rules costs more than all else here, and most rows of a batch failed alike.
         failures = {(row.error_type, row.error_message) for row in rows}
         classified = {failure: classify(*failure, self.rules) for failure in failures}
         chosen = {row.row_id: classified[row.error_type, row.error_message] for row in rows}
@@ -126,5 +126,5 @@ class Choice:
         return send, back
 
     def again(self, now: datetime) -> datetime:
-        """When what could not be sent this time is looked at again."""
+        """When a row that cannot be sent now is due again."""
         return now + self.options.recheck * (1 + self.options.spread * self.jitter())

@@ -1,11 +1,11 @@
-"""A plan's rows as the broker's side asks for them: taken in batches, offered at a pace, marked as confirms come.
+"""The rows of a plan are taken in batches, published at the rate of the plan, and marked as confirms come.
 
-While one batch is being sent the next one is taken beside it. What is taken is written down, and has a lease; nothing
-is offered that has not got here.
+While a batch is sent the next one is taken. Rows that are taken have a lease and a committed attempt before they are
+offered.
 
-A publish needs a permission: the database has answered, to a question asked less than `PERMISSION` seconds ago, that
-the plan is still being applied. An abort waits until no apply holds a row, or for longer than a permission lasts; so
-nothing of the plan is published after it has returned, whatever the clocks say and however slow the database is.
+A publish needs a permission: the database has answered a query, begun less than `PERMISSION` seconds ago, that the plan
+is still being applied. An abort waits until no apply holds a row, or for longer than a permission lasts. So nothing of
+the plan is published after the abort has returned, whatever the clocks say and however slow the database is.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FAILURES_ASKED_EVERY: Final = 2.0
 _ASKING_TAKES_AT_MOST: Final = 1 / 20
 """The share of the time that counting may take: to count what came back of a million takes a second."""
 PERMISSION: Final = 5.0
-"""Seconds, from the moment in which the database is asked for it."""
+"""Seconds that a permission to publish lasts, from when the database is asked for it."""
 _LOOKS_EVERY: Final = 0.5
-"""Seconds between two looks whether the plan is still being applied, where nothing else asks the database."""
+"""Seconds between two looks whether the plan is still being applied, while nothing is offered."""
 _NOT_SENT_YET: Final = "the apply ended before it was sent"
 
 
@@ -100,11 +100,11 @@ class Batches(Outbox):
         self._next: Future[Taken] | None = None
         """The batch that is being taken."""
         self._is_last = False
-        """There is no batch after those that are here."""
+        """The plan has no further batch."""
         self._is_over = False
-        """Nothing more is to be offered, whatever is here."""
+        """Nothing more may be offered."""
         self._queue: dict[int, tuple[int, int]] = {}
-        """Rows that wait here to be offered, in the plan's order: their attempts, and the sizes of their bodies."""
+        """The attempts and body sizes of rows that wait to be offered, by row id in the plan's order."""
         self._has_begun = False
         self._renew_at = 0.0
         self._pause_until: float | None = None
@@ -130,7 +130,7 @@ class Batches(Outbox):
         self._pace.took(len(some))
         self._take_ahead()
         asked_at = time.monotonic()
-        # To take ahead is to ask how many came back, which may end it.
+        # `_take_ahead` counts what came back, which may end the run.
         rows = self._items.outgoing(some) if self._goes_on else None
         if rows is None:
             self._held |= {row_id: (attempt, _NOT_SENT_YET) for row_id, attempt in some.items()}
@@ -146,7 +146,7 @@ class Batches(Outbox):
             return False
         if time.monotonic() < self._may_until:
             return True
-        # Published later than it was offered: its origin was asked for, or it has come back unroutable.
+        # It is published later than it was offered: its origin was checked first, or it was returned as unroutable.
         try:
             self._look()
         except DatabaseUnreadable:
@@ -168,7 +168,7 @@ class Batches(Outbox):
         self._may_until, self._looks_at = asked_at + PERMISSION, asked_at + _LOOKS_EVERY
 
     def _end(self) -> None:
-        """Nothing more of the plan is published, and what waits here is let go at once."""
+        """Nothing more of the plan is published, and the rows that wait here are given back at once."""
         self._is_over, self._may_until = True, 0.0
         self._hold_the_queue()
         self._note()
@@ -182,7 +182,7 @@ class Batches(Outbox):
         return self._is_over or (self._is_last and not self._queue)
 
     def is_stuck(self) -> bool:
-        """The broker lives, and confirms nothing."""
+        """Whether the broker has confirmed nothing for too long, though its connection lives."""
         return bool(self._resend.unanswered) and time.monotonic() - self._heard_at > self._options.patience
 
     def flush(self) -> None:
@@ -193,8 +193,8 @@ class Batches(Outbox):
         super().flush()
 
     def close(self) -> None:
-        """Write down what became of everything that was taken; tried a few times, for else it would be sent again."""
-        with suppress(DatabaseUnreadable):  # whether it has them or not, their leases end
+        """Write what became of every row that was taken, with retries: what is not written is sent again."""
+        with suppress(DatabaseUnreadable):  # taken or not, their leases end
             self._look_at_next(wait=True)
         self._hold_the_queue()
         self._write_the_rest()
@@ -226,7 +226,7 @@ class Batches(Outbox):
         self._next = self._executor.submit(self._items.take, self._batch_size, self._ceiling, self._clock())
 
     def _look_at_next(self, *, wait: bool) -> None:
-        """What has been taken meanwhile stands in the queue from here on, where its leases are renewed."""
+        """Add the batch that was taken meanwhile to the queue, where its leases are renewed."""
         if self._next is None or not (wait or self._next.done()):
             return
         future, self._next = self._next, None
@@ -235,7 +235,7 @@ class Batches(Outbox):
         self._is_last = taken.is_over
         if taken.state != "applying" and not self._is_over:
             self._end()
-        # Taken over from ourselves, not noted within our own lease: it waits here, is on its way, or is answered for.
+        # Taken over from this apply itself, after its own lease ended: it waits here, is under way, or was answered.
         known = self._queue.keys() | self._resend.unanswered.keys() | self._confirmed.keys() | self._held.keys()
         found = {
             row_id: (taken.numbers[row_id], size)
@@ -250,7 +250,7 @@ class Batches(Outbox):
         self._has_begun, self._pause_until = True, None
 
     def _is_time(self) -> bool:
-        """Between two batches lies the pause, counted from when the last one was answered for."""
+        """Whether the next batch may be taken; the pause counts from the last answer to the batch before."""
         if not self._options.pause or not self._has_begun:
             return len(self._queue) < self._batch_size
         if self._resend.unanswered or self._queue:
@@ -260,9 +260,9 @@ class Batches(Outbox):
         return time.monotonic() >= self._pause_until
 
     def _renew_in_time(self) -> None:
-        """The leases of what waits here and of what is on its way start anew; what was lost is not offered.
+        """Renew the leases of rows that wait here or are under way; rows that were lost are not offered.
 
-        Looked at before anything is offered: the process may have stood still, and others have taken over.
+        This comes before each offer: the process may have been suspended, and another apply has taken rows over.
         """
         if time.monotonic() < self._renew_at or not (self._queue or self._resend.unanswered):
             return
@@ -273,6 +273,6 @@ class Batches(Outbox):
 
 def _batch_size(options: ApplyOptions) -> int:
     if options.per_second is not None:
-        # What a slow pace would hold longer than its lease is not taken yet.
+        # A slow rate takes no more rows than it sends within their lease.
         return max(1, min(options.batch_size, int(options.per_second * options.lease / 6)))
     return options.batch_size

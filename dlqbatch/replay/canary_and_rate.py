@@ -14,13 +14,13 @@ from typing import Final
 from dlqbatch.errors import SettingsError
 
 CANARY_STEPS: Final = (1, 10, 100)
-"""How many in total are out before their outcome is waited for; then all."""
+"""The total of sent messages at which a run waits for their outcomes; after the last step all are sent."""
 MAX_FAILURE_RATE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Of the items sent since the plan was applied, or since it was taken up again after a stop."""
+    """The outcomes of items that were sent since the first apply, or since an apply went on after a stop."""
 
     sent: int = 0
     failed: int = 0
@@ -38,13 +38,13 @@ class Outcomes:
 @dataclass(frozen=True, slots=True)
 class Go:
     limit: int | None
-    """How many may be out in total; None: all."""
+    """How many may be sent in total; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     step: int
-    """The canary step that is out, and whose outcome is not known yet."""
+    """The canary step that was sent, and whose outcomes are not all known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def how_far(outcomes: Outcomes, *, canary: bool, max_failure_rate: float) -> Ver
 _RATE: Final = re.compile(r"\s*(?P<number>\d+(\.\d+)?)\s*(/\s*(?P<unit>s|sec|second|m|min|minute|h|hour))?\s*")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _SAVED_UP: Final = 1.0
-"""Seconds' worth of messages that may be made up for after a hold-up."""
+"""Seconds of a delay whose messages may be sent at once afterwards."""
 
 
 def rate_of(text: str) -> float:
@@ -88,9 +88,9 @@ def rate_of(text: str) -> float:
 
 
 class Pace:
-    """How many may go out by now, on a monotonic clock; evenly, and never more than a second's worth at once.
+    """How many messages may be sent by now, evenly, and at most as many at once as in a second.
 
-    Its time begins when it is first asked: what the run did before is nothing to be made up for.
+    Its clock is monotonic and starts at the first call.
     """
 
     def __init__(self, per_second: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Replay plans: a set of dead messages frozen under a hash, reserved while it is applied, let go when it is over."""
+"""Which messages a replay plan holds: a selection is frozen, the oldest message first, under a hash."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS, PLANS
 
 HASH_LENGTH: Final = 16
 REPLAYED: Final = (Status.PENDING, Status.MANUAL, Status.FAILED)
-"""What can be replayed, and is if nothing else is asked for."""
+"""The states that can be replayed; a selection without a state means all of them."""
 _PAGE: Final = 10_000
 _NAMED_AT_ONCE: Final = 500
 _M: Final = MESSAGES.c
@@ -50,7 +50,7 @@ _SHADOW: Final = Table(
 
 
 class PlanHash:
-    """The hash of a plan, made from its items in their order; ask for it at the end."""
+    """The hash of a plan over its items in their order; call `hash` when all are added."""
 
     def __init__(self, to_queue: str | None, created_at: datetime) -> None:
         self._digest = sha256(f"{to_queue!r} {created_at.isoformat()}".encode("utf-8", "surrogatepass"))
@@ -64,14 +64,14 @@ class PlanHash:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a plan is to hold: named messages, or all that a filter leaves; refused if no plan can be made of it."""
+    """The messages that a plan is to hold, by ids or by filters; NotUnderstood if it selects nothing sensible."""
 
     filters: Filters = field(default_factory=Filters)
     row_ids: tuple[int, ...] = ()
     everything: bool = False
-    """Without a filter and without ids, everything that can be replayed."""
+    """Everything that can be replayed, without filters or ids."""
     limit: int | None = None
-    """The oldest so many."""
+    """At most so many, the oldest first."""
     to_queue: str | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ def freeze(
     dry_run: bool = False,
     refuses: Refuses = lambda _: 0,
 ) -> Frozen:
-    """Make a plan, the oldest message first; with nothing found, or on a dry run, no plan is kept.
+    """Make a plan; if no message is selected, or on a dry run, no plan is kept.
 
     `refuses` says how many of these messages an apply would leave to a person. A dry run is for somebody who may only
     read: nothing is locked, and nothing written but temporary items.
@@ -170,7 +170,7 @@ def _shown_filters(selection: Selection) -> dict[str, object]:
 
 
 def _fill(connection: Connection, plan_id: int, selection: Selection) -> dict[str, int]:
-    """Items in the order of their messages' age; says how many were asked for and are left out, by why."""
+    """Add the items, the oldest message first; the number of selected messages that are left out, by reason."""
     if selection.row_ids:
         return _fill_named(connection, plan_id, selection)
     filters = selection.filters
@@ -229,7 +229,7 @@ def _add(connection: Connection, plan_id: int, filled: int, conditions: Sequence
 
 
 def _left_out(connection: Connection, conditions: Sequence[ColumnElement[bool]], filters: Filters) -> dict[str, int]:
-    """What the filter matches too: it is being worked on, or another plan has it."""
+    """Messages that the filters match, and that are processing or reserved by another plan."""
     reserved = [*conditions, _M.status.in_(filters.statuses or REPLAYED), _M.plan_id.is_not(None)]
     counts = {"reserved by another plan": _count(connection, reserved)}
     if not filters.statuses:

@@ -1,11 +1,11 @@
-"""A plan on its way: rows are reserved, taken, marked or given back, and let go.
+"""The messages of a plan while it is applied: they are reserved, taken, and marked as sent or given back.
 
-Locks are taken in one order: the plan, then messages by id, then attempts, then items. An item's attempt is written
-down before its publish and the attempt is marked sent before the item is; so whatever comes in between, what the broker
-confirmed is found to be sent.
+Locks are taken in one order: the plan, then messages by id, then attempts, then items. The attempt of an item is
+committed before its publish, and marked as sent before the item is. So a message that the broker confirmed is found to
+be sent, whenever the apply is killed.
 
-A row is written as seldom as can be, for each time all its indexes are: when it is reserved, and when it is taken. Its
-lease counts for nothing once its attempt is sent; lease and reservation go when it comes to rest.
+A row is written as seldom as possible, since each write changes all its indexes: when it is reserved, and when it is
+taken. Its lease counts for nothing once its attempt is sent; lease and reservation end with its outcome.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dlqbatch.replay.skip_or_send import (
     skip_items,
     waiting_items,
 )
-from dlqbatch.store import journal as states
+from dlqbatch.store import journal
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import keeping, reading, writing
 from dlqbatch.store.journal import RowMove
@@ -44,7 +44,7 @@ from dlqbatch.store.reservation import Items, begun, items_of_rows, places_of
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import ATTEMPTS, IS_OPEN, MESSAGES, PLAN_ITEMS, PLANS
 
-# A row stays an apply's so long. It is far shorter than the lifecycle's: whoever applies a plan again waits for it.
+# It is far shorter than the lease of the lifecycle, since whoever applies a plan again waits for it to end.
 LEASE: Final = timedelta(seconds=60)
 _AT_ONCE: Final = 1_000  # rows of one transaction
 _M: Final = MESSAGES.c
@@ -54,17 +54,17 @@ _P: Final = PLANS.c
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one look at the plan's next items brought."""
+    """The rows that one call of `take` has taken."""
 
     state: str
-    """The plan's: only while it is `applying` anything is taken."""
+    """The state of the plan: rows are taken only while it is `applying`."""
     sizes: Mapping[int, int] = field(default_factory=dict)
-    """Sizes of the bodies by row id, in the plan's order: rows that are this apply's now."""
+    """Sizes of the bodies of the taken rows by row id, in the plan's order."""
     numbers: Mapping[int, int] = field(default_factory=dict)
-    """Their attempts, written down: these rows may be published."""
+    """Their committed attempts: these rows may be published."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     is_over: bool = False
-    """There is nothing more that may be taken now."""
+    """Nothing more may be taken now."""
 
 
 class PlanItems:
@@ -99,11 +99,11 @@ class PlanItems:
         self._place = 0
         self._tokens: dict[int, str] = {}
         self._origins: dict[int, str | None] = {}
-        """What the circuit breakers of these rows are kept under."""
+        """The keys of the circuit breakers of these rows."""
         self._taken_over: set[int] = set()
         """Rows with an attempt of another apply, whose confirm may still come."""
         self._places: dict[int, int] = {}
-        """Where in the plan the rows are that are being looked at, or are under way."""
+        """The places in the plan of the rows that are under way."""
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -171,9 +171,9 @@ class PlanItems:
         return skipped
 
     def take(self, limit: int, ceiling: int | None, now: datetime) -> Taken:
-        """At most so many more rows, with a lease; `ceiling` bounds how many of the plan may be out in total.
+        """At most so many more rows, with a lease; `ceiling` bounds how many of the plan may be sent in total.
 
-        When nothing waits any more, what an apply that was cut has left behind.
+        When no item waits any more, rows of a killed apply whose leases have ended are taken over.
         """
         with writing(self.engine) as connection:
             # Locked: of two applies at once only one may use up what a canary step allows.
@@ -195,7 +195,7 @@ class PlanItems:
         return taken
 
     def _take_over(self, limit: int, now: datetime) -> dict[int, int]:
-        """Rows of an apply whose lease ran out, and the sizes of their bodies; their attempts go on."""
+        """Rows of an apply whose lease has ended, and the sizes of their bodies; they keep their attempts."""
         found = leases.take_over(
             self.engine, self._worker, now, limit, self._lease, plan_id=self.plan_id, actor=self._actor
         )
@@ -229,7 +229,7 @@ class PlanItems:
                 why_not[item.message_id] = why
             else:
                 moves.append(RowMove(item.message_id, item.seen_status, Status.PROCESSING, None, self._reason, lock))
-        states.move_locked(connection, moves, now, self._actor)
+        journal.move_locked(connection, moves, now, self._actor)
         skip_items(connection, self.plan_id, self._places, why_not)
         ids = [move.row_id for move in moves]
         numbers = attempts.begin_locked(connection, ids, dict.fromkeys(ids), self._worker, now)
@@ -247,16 +247,16 @@ class PlanItems:
         return Taken("applying", sizes, numbers, dict(Counter(why_not.values())))
 
     def begin(self, row_ids: Iterable[int], now: datetime) -> dict[int, int]:
-        """Attempt numbers by row id, written down, with a lease that starts anew: they are this apply's still.
+        """Renew the leases of these rows, and commit their attempts; the numbers of the attempts by row id.
 
-        Left out is what another apply has taken over meanwhile, or what is confirmed.
+        Rows that another apply has taken over meanwhile, or that are confirmed, are left out.
         """
         tokens = {row_id: self._tokens[row_id] for row_id in row_ids if row_id in self._tokens}
         with writing(self.engine) as connection:
             numbers = attempts.begin(connection, tokens, dict.fromkeys(tokens), self._worker, now, self._lease)
             self._mark_begun(connection, numbers)
         for row_id in tokens.keys() - numbers.keys():
-            # Its confirm may still come, for its place in the plan; the other thread may have let it go meanwhile.
+            # Its place stays, since its confirm may still come; the other thread may have dropped the token.
             if self._tokens.get(row_id) == tokens[row_id]:
                 self._tokens.pop(row_id, None)
         return numbers
@@ -283,7 +283,7 @@ class PlanItems:
                 connection.execute(move_items("sent", (*alike, _I.attempt == number)))
             origins = (origin for origin in marked if origin is not None)
             if self._to_queue is not None:
-                # Where it goes from now on, whoever sends it again.
+                # It goes there from now on, whoever sends it again.
                 place = {"origin_queue": self._to_queue, "origin_exchange": None, "moved_to": self._to_queue}
                 moved = (in_list(connection, _M.id, numbers), _M.origin_queue.is_distinct_from(self._to_queue))
                 connection.execute(update(MESSAGES).where(*moved).values(place))
@@ -291,10 +291,10 @@ class PlanItems:
         self._forget(numbers)
 
     def give_back(self, row_ids: Mapping[int, str], now: datetime, *, to_person: bool = False) -> None:
-        """Rows by why they were not sent: they become what they were, and wait in the plan as before.
+        """Rows that were not sent, by reason, become what they were and wait in the plan again.
 
-        What was taken over stays as it is until its lease is over, for the first to publish it may still be heard of.
-        To a person goes what no later try would send: it is manual then, and the plan is done with it.
+        A row that was taken over keeps its lease, since the confirm of the first publish may still come. With
+        `to_person` the rows are manual, and skipped by the plan: no later try would send them.
         """
         if not to_person:
             self._back({row_id: why for row_id, why in row_ids.items() if row_id not in self._taken_over}, now, {})
@@ -343,7 +343,7 @@ class PlanItems:
             connection.execute(update(PLAN_ITEMS).where(*alike, is_new).values(attempt=number))
 
     def _mark_confirmed_late(self, connection: Connection, row_ids: Collection[int]) -> None:
-        """An attempt that was given up, and confirmed after that, is what the plan has sent of them."""
+        """The plan has sent these rows by an attempt that was abandoned, and confirmed afterwards."""
         if row_ids:
             number = select(ATTEMPTS.c.number).where(ATTEMPTS.c.message_id == _I.message_id, text(IS_OPEN))
             late = move_items("sent", self._items(connection, row_ids))

@@ -1,4 +1,4 @@
-"""The commands of a replay, but for its abort: a plan is made, previewed, applied and shown."""
+"""The commands of a replay: a plan is made, previewed, applied and shown. The abort is in abort.py."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _RELEASES_FOR: Final = 10.0  # seconds for a plan or an apply to release rows of
 
 
 class Unhealthy(DlqbatchError):
-    """Nothing was moved, and the plan stands as before."""
+    """An origin or the broker cannot take the messages; nothing was moved, and the plan stays as it was."""
 
     exit_code = 1
 
@@ -90,9 +90,9 @@ class Replayed:
 
 
 def plan_replay(settings: Settings, selection: Selection, *, actor: str, reason: str, dry_run: bool = False) -> Planned:
-    """Freeze what is meant, look at the broker, and say what speaks against it; nothing moves."""
+    """Freeze the selected messages, look at their origins on the broker, and list the risks; nothing is sent."""
     engine = store_for_person(actor, settings, reason)
-    # Before anything is frozen: without a broker nobody can say whether the plan is any good.
+    # Connect before anything is frozen: without the broker most risks are unknown.
     with _connected(settings) as connection:
         if not dry_run:
             _release_rows_of_ended_plans(engine, actor)
@@ -116,7 +116,7 @@ def plan_replay(settings: Settings, selection: Selection, *, actor: str, reason:
 def apply_replay(
     settings: Settings, run_options: RunOptions, name: str, options: ApplyOptions, *, actor: str
 ) -> Replayed:
-    """One run of a plan; apply it again for what this run left waiting."""
+    """One run of an apply; apply the plan again for the messages that still wait."""
     options = replace(options, patience=settings.settle_seconds + settings.blocked_timeout_seconds)
     engine = store_for_person(actor, settings)
     clock = StoreClock(engine)
@@ -211,7 +211,7 @@ def _store(settings: Settings) -> Engine:
 
 
 def store_for_person(actor: str, settings: Settings, reason: str = "as planned") -> Engine:
-    """Refused to the name of a job: such a one may not make a person's moves, and would find out in the middle."""
+    """Refuses an actor with the name of a job: it may not make the moves of a person, and would fail halfway."""
     check_person(actor, reason)
     return _store(settings)
 
@@ -250,7 +250,7 @@ def _check_health(connection: Connection, ways: Origins, origins: Iterable[Origi
 
 
 def _takes_publishes(connection: Connection) -> bool:
-    """A broker with an alarm says so to whoever publishes, permitted or not."""
+    """Whether a publish is answered: a broker with an alarm blocks it, permitted or not."""
     try:
         with connection.scratch() as scratch:
             scratch.try_publish("")
@@ -262,7 +262,7 @@ def _takes_publishes(connection: Connection) -> bool:
 
 
 def _judge(settings: Settings, connection: Connection) -> Resend:
-    """Who would decide in an apply by this process; it asks the broker nothing."""
+    """The decisions of an apply by this process, without asking the broker."""
     trust = trust_of(settings, connection)
     return Resend(Origins(connection, touch=False), trust, b"", 0, settings.return_via == "queue")
 
@@ -277,7 +277,7 @@ def _connected(settings: Settings) -> Iterator[Connection]:
 
 
 def _observe(settings: Settings, run_options: RunOptions, engine: Engine) -> None:
-    """As a lifecycle run begins: on a connection of its own, for a step of a canary outlives one."""
+    """Observe sent messages as a lifecycle run does, on a new connection."""
     bounds = Bounds(time.monotonic() + _OBSERVES_FOR, settings.settle_seconds, _NO_BOUND, run_options.stopped)
     with _connected(settings) as connection:
         observation(settings, connection, engine, bounds).resolve(StoreClock(engine)())
@@ -291,7 +291,7 @@ def _sending(
     stopped: Callable[[], bool],
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[Session, Resend]]:
-    """A plan is finite, so that a run of it needs no bound but the platform's."""
+    """Connect for one step. A plan is finite, so only the platform bounds its run."""
     seconds = _FOR_EVER
     if run_options.seconds_left is not None:
         seconds = max(run_options.seconds_left - settings.lambda_margin_seconds, 0.0)

@@ -106,7 +106,7 @@ def check(engine: Engine, name: str, *, resume_stopped: bool) -> Applied:
 def start(
     engine: Engine, plan: Applied, *, canary: bool, max_failure_rate: float, resume_stopped: bool, now: datetime
 ) -> Applied:
-    """From here on it is being applied, until it is done, stopped or aborted."""
+    """The plan is being applied from this commit on, until it is done, stopped or aborted."""
     with writing(engine) as connection:
         found = locked(connection, plan.plan_id)
         _may_apply(found, resume_stopped=resume_stopped)
@@ -122,7 +122,7 @@ def start(
 
 
 def take_back(engine: Engine, plan: Applied, now: datetime) -> None:
-    """A first apply that was refused before it could do anything: the plan is only planned, as it was."""
+    """After a first apply that failed before it did anything, the plan is `planned` again."""
     with writing(engine) as connection:
         found = locked(connection, plan.plan_id)
         touched = or_(_I.state != "waiting", _I.attempt.is_not(None))
@@ -133,7 +133,7 @@ def take_back(engine: Engine, plan: Applied, now: datetime) -> None:
 
 
 def stop(engine: Engine, plan_id: int, why: str, now: datetime) -> None:
-    """Too much of it failed; its rows stay reserved until a person has decided."""
+    """Too much of the plan failed; its rows stay reserved until a person decides."""
     with writing(engine) as connection:
         found = locked(connection, plan_id)
         if found.state == "applying":
@@ -141,7 +141,7 @@ def stop(engine: Engine, plan_id: int, why: str, now: datetime) -> None:
 
 
 def finish(engine: Engine, plan_id: int, now: datetime) -> PlanStatus:
-    """Done if nothing waits any more; the rows of a plan that is over are let go."""
+    """The plan is done if no message waits any more; then its rows are released."""
     with reading(engine) as connection:
         state = connection.scalar(select(_P.state).where(_P.id == plan_id))
         waits = connection.scalar(select(exists().where(_I.plan_id == plan_id, _I.state == "waiting")))
@@ -151,7 +151,7 @@ def finish(engine: Engine, plan_id: int, now: datetime) -> PlanStatus:
             if found.state == "applying":
                 enter(connection, found, "done", now, found.progress or {})
     if not waits:
-        # Only now: what comes to rest from here on is nobody's by itself. Of an aborted plan the abort lets go.
+        # Only now: rows that leave processing after this keep no reservation. An abort releases its rows itself.
         let_go(engine, plan_id)
     with reading(engine) as connection:
         return status_of(connection, plan_id)
@@ -172,7 +172,7 @@ def enter(
 
 
 def _counted_from(plan: Row[*tuple[Any, ...]]) -> str | None:
-    """An apply that goes on with another one goes on counting; after a stop it counts anew."""
+    """A further apply goes on counting; after a stop it counts anew."""
     return (plan.progress or {}).get("counted_from") if plan.state == "applying" else None
 
 
@@ -221,7 +221,7 @@ class PlanStatus:
     counted: Outcomes
     """The outcomes of what was sent since the first apply, or since a stop: canary and failure rate see these."""
     unproven: Sequence[UnprovenRetries] = ()
-    """Where its open retries went, and what is missing there, as the newest look found it."""
+    """Where its open retries went, and what is missing there by the newest look."""
 
     @property
     def step(self) -> int | None:
@@ -277,9 +277,9 @@ class PlanStatus:
 
     def as_dict(self) -> dict[str, object]:
         names = [field.name for field in fields(self) if field.name not in {"outcomes", "counted", "unproven"}]
-        told = {name: json_ready(getattr(self, name)) for name in names}
+        shown = {name: json_ready(getattr(self, name)) for name in names}
         outcomes = self.outcomes
-        return told | {
+        return shown | {
             "outcomes": {"failed": outcomes.failed, "succeeded": outcomes.succeeded, "open": outcomes.open},
             "failure_rate": round(self.counted.failure_rate, 4),
             "step": self.step,
@@ -350,7 +350,7 @@ def _unproven(connection: Connection, plan_id: int, to_queue: str | None) -> Seq
 
 
 def outcomes_of(connection: Connection, plan_id: int, since: datetime | None = None) -> Outcomes:
-    """Of the items sent at `since` or later."""
+    """The outcomes of the items that were sent at `since` or later."""
     this = and_(_A.message_id == _I.message_id, _A.number == _I.attempt)
     outcome: ColumnElement[Any] = _A.outcome
     if since is None:
@@ -359,11 +359,11 @@ def outcomes_of(connection: Connection, plan_id: int, since: datetime | None = N
         asked = select(outcome, func.count()).select_from(PLAN_ITEMS.outerjoin(ATTEMPTS, this))
     else:
         asked = select(outcome, func.count()).select_from(PLAN_ITEMS.join(ATTEMPTS, this))
-        # What came back before it was marked has no time of its sending.
+        # A message that came back before it was marked as sent has no `sent_at`.
         asked = asked.where(func.coalesce(_A.sent_at, _A.closed_at) >= since)
     asked = asked.where(_I.plan_id == plan_id, _I.state == "sent").group_by(outcome)
     found = {outcome: int(number) for outcome, number in connection.execute(asked)}
-    # Given up, for its origin is gone or a person has discarded it: nobody waits for it, and it is no success.
+    # Given up, because its origin is gone or a person has discarded it: no success, and nothing to wait for.
     failed = found.get("failed", 0) + found.get("abandoned", 0)
     return Outcomes(sum(found.values()), failed, found.get("succeeded", 0))
 

@@ -1,4 +1,4 @@
-"""What is known of a plan's messages before any of them moves, counted in the transaction that froze them."""
+"""What the risks of a plan follow from, counted in the transaction that froze its messages."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ _MOST_GROUPS: Final = 1_000
 _MOST_ATTEMPTS: Final = 50_000
 _SAMPLE: Final = 5
 _MOST_ASKED: Final = 10_000
+_ASKED_FOR: Final = 5.0
+"""Seconds that the management API has to say which queues stand behind exchanges; without it a risk says less."""
 _MOST_EDITS: Final = 1000
 """Messages of a plan that are looked at for what an edit connects them with; a person makes edits one by one."""
 OF_LATE: Final = timedelta(hours=1)
@@ -43,7 +45,7 @@ OF_LATE: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class GroupInPlan:
-    """Equal failures of a plan."""
+    """A group of equal failures in a plan."""
 
     fingerprint: str
     messages: int
@@ -62,21 +64,21 @@ class Frozen:
     created_at: datetime
     left_out: Mapping[str, int]
     by_origin: Mapping[Origin, int]
-    """Where they go; the key counts only where it is needed to find the place."""
+    """Messages by where they go; a routing key counts only where no queue and no named exchange is known."""
     by_event: Mapping[str, int]
     by_error: Mapping[str, int]
     by_status: Mapping[str, int]
     groups: tuple[GroupInPlan, ...]
-    """The largest."""
+    """The largest groups."""
     bodies: tuple[int, ...]
     """Sizes of those that a broker may refuse, the largest first."""
     sample: tuple[Record, ...]
-    """The first to go."""
+    """The first messages that are sent."""
     known: Facts
     """What is known of the messages without the rules and the broker."""
 
     def as_dict(self) -> dict[str, object]:
-        """Without the places, which the broker knows more of."""
+        """Without the state of the origins, which only the broker knows."""
         without = self.known.without_origin
         return {
             "size": self.size,
@@ -91,10 +93,10 @@ class Frozen:
         }
 
     def facts(self, rules: Sequence[Rule], largest: int) -> Facts:
-        """What the risks follow from; `largest` in bytes is the body that the broker takes."""
+        """The facts for `risks`; `largest` is the largest body, in bytes, that the broker takes."""
         said_manual: Counter[str] = Counter()
         for group in self.groups:
-            # One for all: equal failures have one type, and messages that differ in numbers and names.
+            # Classified once: equal failures have one type, and texts that differ only in numbers and names.
             strategy, rule = classify(group.error_type, group.error_message, rules)
             if strategy is Strategy.MANUAL and rule != UNKNOWN:
                 said_manual[rule] += group.messages
@@ -117,8 +119,8 @@ def describe(
     by_place: Counter[str] = Counter()
     for origin, number in by_origin.items():
         by_place[origin.name] += number
-    large = _of(plan_id, func.length(_M.body)).where(func.length(_M.body) > LARGEST_BODY)
-    sample = _of(plan_id, *SUMMARY).order_by(PLAN_ITEMS.c.place).limit(_SAMPLE)
+    large = _waiting(plan_id, func.length(_M.body)).where(func.length(_M.body) > LARGEST_BODY)
+    sample = _waiting(plan_id, *SUMMARY).order_by(PLAN_ITEMS.c.place).limit(_SAMPLE)
     groups = _groups(connection, plan_id)
     edited, resolved_before = _touched(connection, plan_id)
     replaced, replaced_by = _replaced(connection, edited)
@@ -143,7 +145,9 @@ def describe(
             failed_before=sum(group.messages for group in groups if group.has_failed_before),
             replaced=replaced,
             replaced_by=replaced_by,
-            possible_duplicates=int(connection.scalar(_of(plan_id, func.count()).where(_M.possible_duplicate)) or 0),
+            possible_duplicates=int(
+                connection.scalar(_waiting(plan_id, func.count()).where(_M.possible_duplicate)) or 0
+            ),
             not_allowed=0 if to_queue is not None else refuses(_outgoing(connection, plan_id)),
             resolved_before=resolved_before,
         ),
@@ -151,9 +155,9 @@ def describe(
 
 
 def _outgoing(connection: Connection, plan_id: int) -> list[Outgoing]:
-    # What has no origin at all is counted apart.
+    # Messages without any origin are counted apart.
     known = or_(_M.origin_queue.is_not(None), _M.origin_exchange.is_not(None))
-    first = _of(plan_id, _M.id).where(known).order_by(PLAN_ITEMS.c.place).limit(_MOST_ASKED)
+    first = _waiting(plan_id, _M.id).where(known).order_by(PLAN_ITEMS.c.place).limit(_MOST_ASKED)
     return without_bodies(connection, connection.scalars(first).all())
 
 
@@ -175,21 +179,21 @@ def _touched(connection: Connection, plan_id: int) -> tuple[list[int], int]:
 
 
 def origins_of(connection: Connection, plan_id: int, to_queue: str | None) -> dict[Origin, int]:
-    """Where the plan's messages go, and how many; without those that nobody knows a place for."""
+    """Where the messages of the plan go, and how many; without those whose origin is unknown."""
     return _origins(connection, plan_id, to_queue)[0]
 
 
-def _of(plan_id: int, *columns: Any) -> Select[Any]:
+def _waiting(plan_id: int, *columns: Any) -> Select[Any]:
     joined = PLAN_ITEMS.join(MESSAGES, _M.id == PLAN_ITEMS.c.message_id)
-    # What has gone already needs no origin any more.
+    # Sent and skipped messages need no origin any more.
     return select(*columns).select_from(joined).where(PLAN_ITEMS.c.plan_id == plan_id, PLAN_ITEMS.c.state == "waiting")
 
 
 def _origins(connection: Connection, plan_id: int, to_queue: str | None) -> tuple[dict[Origin, int], int]:
-    """By where they go: the queue; where none is known the exchange, and behind the default exchange the key."""
+    """By queue; by exchange where no queue is known; by routing key behind the default exchange."""
     if to_queue is not None:
-        return {Origin(to_queue, None, to_queue): int(connection.scalar(_of(plan_id, func.count())) or 0)}, 0
-    places = _of(plan_id, _M.origin_queue, _M.origin_exchange, func.min(_M.origin_key), func.count())
+        return {Origin(to_queue, None, to_queue): int(connection.scalar(_waiting(plan_id, func.count())) or 0)}, 0
+    places = _waiting(plan_id, _M.origin_queue, _M.origin_exchange, func.min(_M.origin_key), func.count())
     keyed = (_M.origin_queue.is_(None)) & (_M.origin_exchange == "")
     found: dict[Origin, int] = {}
     without = 0
@@ -203,7 +207,7 @@ def _origins(connection: Connection, plan_id: int, to_queue: str | None) -> tupl
             # Several exchanges may lead to one queue, which is one place.
             place = Origin(queue, None, queue) if queue is not None else Origin(None, exchange, key or "")
             found[place] = found.get(place, 0) + number
-    by_key = _of(plan_id, _M.origin_key, func.count()).where(keyed).group_by(_M.origin_key)
+    by_key = _waiting(plan_id, _M.origin_key, func.count()).where(keyed).group_by(_M.origin_key)
     for key, number in connection.execute(by_key):
         if not key:
             without += number
@@ -214,21 +218,21 @@ def _origins(connection: Connection, plan_id: int, to_queue: str | None) -> tupl
 
 def _counted(connection: Connection, plan_id: int, column: Any) -> dict[str, int]:
     number = func.count()
-    most = _of(plan_id, column, number).group_by(column).order_by(number.desc(), column).limit(_MOST_SHOWN)
+    most = _waiting(plan_id, column, number).group_by(column).order_by(number.desc(), column).limit(_MOST_SHOWN)
     found = {"unknown" if value is None else str(value): int(count) for value, count in connection.execute(most)}
     if len(found) == _MOST_SHOWN:
-        every = int(connection.scalar(_of(plan_id, number)) or 0)
+        every = int(connection.scalar(_waiting(plan_id, number)) or 0)
         if rest := every - sum(found.values()):
             found["other"] = found.get("other", 0) + rest
     return found
 
 
 def _replaced(connection: Connection, edited: Sequence[int]) -> tuple[int, tuple[int, int] | None]:
-    """How many are one piece of work with a message that may go as well, or went; and the first of them with that."""
-    # A copy that came in under an id of its own has a parent too; that one takes nobody's place.
+    """How many do the same work as another message that may be sent too, or was; and the first pair of both."""
+    # A copy that came in under an id of its own has a parent too, and replaces nothing.
     number, first = 0, None
     for row_id in edited:
-        other = next((one for one in linked_by_edits(connection, row_id) if one.is_in_the_way), None)
+        other = next((each for each in linked_by_edits(connection, row_id) if each.is_in_the_way), None)
         if other is not None:
             number += 1
             first = first or (row_id, other.row_id)
@@ -238,7 +242,7 @@ def _replaced(connection: Connection, edited: Sequence[int]) -> tuple[int, tuple
 def _groups(connection: Connection, plan_id: int) -> tuple[GroupInPlan, ...]:
     number = func.count()
     largest = connection.execute(
-        _of(plan_id, _M.fingerprint, number, func.max(_M.dlq_retry_count), func.min(_M.id))
+        _waiting(plan_id, _M.fingerprint, number, func.max(_M.dlq_retry_count), func.min(_M.id))
         .group_by(_M.fingerprint)
         .order_by(number.desc(), _M.fingerprint)
         .limit(_MOST_GROUPS)
@@ -256,7 +260,7 @@ def _groups(connection: Connection, plan_id: int) -> tuple[GroupInPlan, ...]:
 
 
 def recent(connection: Connection, now: datetime) -> dict[str, tuple[int, int]]:
-    """By where they were sent: attempts that failed within the last hour, and all that ended."""
+    """By where they were sent: the attempts of the last hour that failed, and all that ended."""
     ended = (
         select(_A.message_id, _A.outcome, breakers.named_queue().label("named"))
         .where(_A.closed_at.is_not(None), _A.closed_at > now - OF_LATE, _A.outcome != "abandoned")
@@ -275,10 +279,6 @@ def recent(connection: Connection, now: datetime) -> dict[str, tuple[int, int]]:
             counted[name][0] += number if outcome == "failed" else 0
             counted[name][1] += number
     return {name: (failed, all_) for name, (failed, all_) in counted.items()}
-
-
-_ASKED_FOR: Final = 5.0
-"""Seconds that the management API has to say which queues stand behind exchanges; without it a risk says less."""
 
 
 def look_at_origins(settings: Settings, connection: BrokerConnection, origins: Iterable[Origin]) -> Iterator[Place]:

@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import Final
 
 BACKED_UP: Final = 1_000
-"""Messages waiting in an origin from which on it counts as backed up."""
+"""An origin with more waiting messages counts as backed up."""
 FAILS_AGAIN: Final = 0.5
-"""An origin loops straight back from this share of failures of the attempts that ended of late."""
+"""The share of failed attempts of the last hour from which on messages are expected to come straight back."""
 LARGEST_BODY: Final = 16 * 1024 * 1024
 LARGEST_BODY_BEFORE_4: Final = 128 * 1024 * 1024
 _FIRST_WITH_SMALL_BODIES: Final = (4, 0)
@@ -67,10 +67,10 @@ class Facts:
     """What is known of a plan's messages before any of them moves."""
 
     by_place: Mapping[str, int]
-    """How many go where; without those that nobody knows a place for."""
+    """Messages by where they go, without those whose origin is unknown."""
     without_origin: int = 0
     recent: Mapping[str, tuple[int, int]] | None = None
-    """Attempts that failed of late, and all that ended, by place."""
+    """Attempts of the last hour that failed, and all that ended, by where they were sent."""
     failed_before: int = 0
     """Messages of groups in which a retry from the store failed before."""
     said_manual: Mapping[str, int] | None = None
@@ -78,7 +78,7 @@ class Facts:
     replaced: int = 0
     """Messages whose work another message does as well, by an edit: it goes too, or went already."""
     replaced_by: tuple[int, int] | None = None
-    """One of them, and that other message."""
+    """The ids of the first such message and of that other message."""
     large_bodies: int = 0
     largest_body: int = LARGEST_BODY
     possible_duplicates: int = 0

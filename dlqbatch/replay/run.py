@@ -1,4 +1,4 @@
-"""One run of a plan's apply: a few messages first, in batches, as fast as they may, until nothing more may go now."""
+"""One run of an apply: it sends canary steps and batches of a plan until nothing more may be sent now."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Inline(Executor):
 
 
 def executor_for(engine: Engine) -> Executor:
-    """What the store does while messages are sent; SQLite has one lock for all that write."""
+    """Where the database work runs while messages are sent; SQLite has one lock for all writers."""
     return Inline() if engine.dialect.name == "sqlite" else ThreadPoolExecutor(2)
 
 
@@ -68,22 +68,22 @@ class Replay:
     clock: Callable[[], datetime]
     """The dead store's, by which leases count."""
     connect: Callable[[Callable[[], bool], Callable[[int, int], None]], AbstractContextManager[tuple[Session, Resend]]]
-    """A connection for each step: between two steps of a canary lies more than a connection survives.
+    """Connects for one step, since no connection survives the wait between two canary steps.
 
-    It takes who says that the end is asked for, and who is told how far it is.
+    Its arguments: whether the run has to end, and a callback for its progress.
     """
     executor: Executor
     stopped: Callable[[], bool]
     progress: Callable[[int, int], None]
     size: int
-    """Messages that wait in the plan as the run begins."""
+    """Messages that wait in the plan when the run begins."""
     observe: Callable[[], None]
     """Reads the queues that retries were sent to, and resolves what is proven."""
     _results: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     _warnings: list[str] = field(default_factory=list)
     _stopped_by: str | None = None
     _why_stopped: str = ""
-    """Too much of the plan came back."""
+    """Why the plan was stopped: too much of it came back."""
     _is_stuck: bool = False
     """The broker confirmed nothing for too long."""
     _observes_at: float = 0.0
@@ -162,7 +162,7 @@ class Replay:
         self._is_stuck = False
 
         def is_over() -> bool:
-            # It is to be said afterwards, when nothing is waited for any more.
+            # Kept, because `is_stuck` is false again when nothing is under way any more.
             self._is_stuck = self._is_stuck or any(batches.is_stuck() for batches in running)
             return self.stopped() or self._is_stuck
 
@@ -190,7 +190,7 @@ class Replay:
         return isinstance(verdict, Stop)
 
     def _observe_in_time(self) -> None:
-        """See what became of those that are out, now and then, without a lifecycle's run."""
+        """Observe the sent messages from time to time, so that the wait needs no lifecycle run."""
         if self.options.wait and time.monotonic() >= self._observes_at:
             self._observes_at = time.monotonic() + _OBSERVES_EVERY
             try:
@@ -199,7 +199,7 @@ class Replay:
                 log.warning("the outcome of what was sent cannot be looked at", why=so_far(error))
 
     def _wait(self, until: float) -> bool:
-        """Whether there is still time to wait; if so, some of it is over."""
+        """Wait a little; False when the time to wait is over, or at a signal."""
         began = time.monotonic()
         while (now := time.monotonic()) < min(until, began + _COUNTS_OUTCOMES_EVERY):
             if self.stopped():
@@ -229,10 +229,10 @@ class Replay:
 
 
 class _Reservation:
-    """The plan's rows are reserved beside the sending, in steps.
+    """Reserves the rows of the plan in steps, while messages are sent.
 
-    A run that has sent what it may send waits no longer for it than `_RESERVES_FOR`: a plan may hold a million rows,
-    and a step of a canary four of them. Where the store lets only one write at a time, sending waits no longer either.
+    A run that has sent its step waits at most `_RESERVES_FOR` for it, since a plan may hold a million rows and a canary
+    step ten of them. With SQLite, which has one writer, sending waits at most as long too.
     """
 
     def __init__(self, items: PlanItems, executor: Executor, stopped: Callable[[], bool]) -> None:
@@ -245,7 +245,7 @@ class _Reservation:
         return self._stopped() or (self._is_bounded and time.monotonic() >= self._until)
 
     def end(self) -> Mapping[str, int]:
-        """How many are skipped, by why."""
+        """The number of skipped messages by reason."""
         self._is_bounded = True
         return self._reserving.result()
 

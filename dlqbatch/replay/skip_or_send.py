@@ -61,7 +61,7 @@ def standing(
     counted_from: datetime,
     refuses: Callable[[Outgoing], bool] = lambda _: False,
 ) -> Standing:
-    """Nothing is locked and nothing written; all of it is as it was at one moment of each thousand.
+    """Read a thousand items at a time, without locks or writes.
 
     `refuses` says of a message that an apply would leave it to a person.
     """
@@ -104,25 +104,25 @@ def waiting_items(connection: Connection, plan_id: int, after: int, limit: int) 
 
 def current_rows(connection: Connection, row_ids: Sequence[int], *, locked: bool = False) -> Rows:
     rows = select(*_ROW).where(in_list(connection, _M.id, row_ids)).order_by(_M.id)
-    # Waits for whoever holds one of them: transactions are short, and what is passed over would be left behind.
+    # It waits for rows that others have locked: their transactions are short, and a skipped row would be left behind.
     return {row.id: row for row in connection.execute(rows.with_for_update() if locked else rows)}
 
 
 def confirmed_items(*these: ColumnElement[bool]) -> Select[Any]:
-    """Messages of these items whose attempt the broker confirmed, or that came back; whatever the row is by now."""
+    """Messages of these items whose attempt the broker confirmed, or that came back, in whatever state they are."""
     this = and_(ATTEMPTS.c.message_id == _I.message_id, ATTEMPTS.c.number == _I.attempt)
     found = select(_I.message_id).select_from(PLAN_ITEMS.join(ATTEMPTS, this))
     return found.where(*these, or_(ATTEMPTS.c.sent_at.is_not(None), ATTEMPTS.c.outcome == "failed"))
 
 
 def move_items(state: str, these: Items) -> Update:
-    """A statement that moves those of these items to a state that may go there."""
+    """An update to this state of the items that `ITEM_MOVES` allows to enter it."""
     starts = [start for start, ends in ITEM_MOVES.items() if state in ends]
     return update(PLAN_ITEMS).where(*these, _I.state.in_(starts)).values(state=state)
 
 
 def skip_items(connection: Connection, plan_id: int, places: Mapping[int, int], why_not: Mapping[int, str]) -> None:
-    """They go to nobody by this plan."""
+    """Mark the items as skipped, and end the reservation of their messages."""
     by_why: dict[str, list[int]] = {}
     for row_id, why in why_not.items():
         by_why.setdefault(why, []).append(row_id)
@@ -138,7 +138,7 @@ def skip_items(connection: Connection, plan_id: int, places: Mapping[int, int], 
 def mark_items_sent(
     connection: Connection, plan_id: int, places: Mapping[int, int], items: Sequence[AnyRow]
 ) -> set[int]:
-    """Those whose attempt the broker confirmed, or that came back, are sent; whatever the row is by now."""
+    """Mark items as sent whose attempt the broker confirmed, or that came back; the ids of their messages."""
     tried = [item.message_id for item in items if item.attempt is not None]
     if not tried:
         return set()
@@ -148,12 +148,12 @@ def mark_items_sent(
 
 
 def is_held(row: AnyRow, plan_id: int) -> bool:
-    """By another apply, or by one that was cut: its lease tells who may go on with it."""
+    """Whether another apply holds the row, or one that was killed; its lease decides who may take it over."""
     return bool(row.plan_id == plan_id and row.status == Status.PROCESSING)
 
 
 def reason_to_skip(item: AnyRow, row: AnyRow | None, plan_id: int, to_queue: str | None) -> str:
-    """Empty if it may go."""
+    """Why the item is skipped; empty if it may be sent."""
     if row is None:
         return "it is no longer in the dead store"
     why = ""
