@@ -7,6 +7,7 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 
 import psutil
 from sqlalchemy import Engine
@@ -23,8 +24,10 @@ from dlqbatch.jobs import Report, RunOptions, bounds_of
 from dlqbatch.lifecycle import breaker
 from dlqbatch.lifecycle.backoff_and_off_peak import Options, zone
 from dlqbatch.lifecycle.ended_replays import release_ended_plans
+from dlqbatch.lifecycle.outbox import DryRun, Sending
 from dlqbatch.lifecycle.outcome import Observation, QueueReader
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
+from dlqbatch.lifecycle.resend import Resend
 from dlqbatch.lifecycle.rule_rows import Rules
 from dlqbatch.lifecycle.run import Lifecycle
 from dlqbatch.lifecycle.strategy import Choice, LoadLimits
@@ -65,22 +68,32 @@ def _job(
 ) -> Lifecycle:
     rules, warnings = Rules(engine_for(settings)).load()
     origins = Origins(connection, touch=not run_options.dry_run)
+    session = Session(connection, origins, bounds)
+    trust = trust_of(settings, connection)
+    resend = Resend(origins, trust, session.login, session.properties_limit, settings.return_via == "queue")
     load_limits = LoadLimits(settings.cpu_limit, settings.memory_limit)
-    return Lifecycle(
-        sender=Session(connection, origins, bounds),
-        origins=origins,
-        trust=trust_of(settings, connection),
-        return_to_queue=settings.return_via == "queue",
-        engine=engine,
+    choice = Choice(rules, retry_options(settings), load_limits, _load(), random.random)
+    clock = StoreClock(engine)
+    limits = breaker_limits(settings)
+    sending = partial(
+        Sending,
+        engine,
+        choice,
+        resend,
+        clock,
         worker=_worker(),
         lease=settings.lease,
-        limits=breaker_limits(settings),
-        observation=observation(settings, connection, engine, bounds),
-        choice=Choice(rules, retry_options(settings), load_limits, _load(), random.random),
-        max_attempts=settings.max_attempts,
+        limits=limits,
         max_messages=settings.max_messages,
-        clock=StoreClock(engine),
+        max_attempts=settings.max_attempts,
         stopped=run_options.stopped,
+    )
+    dry_run = partial(DryRun, engine, choice, resend, clock, limits=limits, max_messages=settings.max_messages)
+    return Lifecycle(
+        session,
+        observation(settings, connection, engine, bounds),
+        dry_run if run_options.dry_run else sending,
+        clock,
         notes=warnings,
         dry_run=run_options.dry_run,
     )

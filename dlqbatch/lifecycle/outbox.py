@@ -177,7 +177,7 @@ class Sending(Outbox):
         limits: breaker.Limits,
         max_messages: int,
         max_attempts: int,
-        stopped: Callable[[], bool] = lambda: False,
+        stopped: Callable[[], bool],
     ) -> None:
         super().__init__(resend, clock)
         self.got = 0
@@ -309,11 +309,12 @@ class DryRun:
         engine: Engine,
         choice: Choice,
         resend: Resend,
-        now: datetime,
+        clock: Callable[[], datetime],
         *,
         limits: breaker.Limits,
         max_messages: int,
     ) -> None:
+        now = clock()
         self.results: Counter[tuple[str, str | None]] = Counter()
         self.preview: list[dict[str, str]] = []
         self._resend = resend

@@ -5,21 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Engine
-
-from dlqbatch.amqp.origin import Trust
-from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.errors import so_far
 from dlqbatch.jobs import LEFT, Report, count
-from dlqbatch.lifecycle import breaker
 from dlqbatch.lifecycle.outbox import HARMLESS, NOT_NOTED, DryRun, Sending
 from dlqbatch.lifecycle.outcome import Observation
-from dlqbatch.lifecycle.resend import SENT, Resend
-from dlqbatch.lifecycle.strategy import MANUAL, RESCHEDULED, Choice
+from dlqbatch.lifecycle.resend import SENT
+from dlqbatch.lifecycle.strategy import MANUAL, RESCHEDULED
 
 # Each message that the run got counts once here; `resolved` counts earlier retries.
 COUNTS: Final = (SENT, RESCHEDULED, MANUAL, LEFT)
@@ -28,20 +23,9 @@ COUNTS: Final = (SENT, RESCHEDULED, MANUAL, LEFT)
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
     sender: Session
-    origins: Origins
-    trust: Trust
-    return_to_queue: bool
-    engine: Engine
-    worker: str
-    lease: timedelta
-    limits: breaker.Limits
     observation: Observation
-    choice: Choice
-    max_attempts: int
-    max_messages: int
+    source: Callable[[], Sending | DryRun]
     clock: Callable[[], datetime]
-    stopped: Callable[[], bool] = lambda: False
-    """Whether a signal has asked for the end."""
     notes: tuple[str, ...] = ()
     """Warnings from before the run."""
     dry_run: bool = False
@@ -51,24 +35,7 @@ class Lifecycle:
         resolved, warnings = self.observation.resolve(self.clock(), dry_run=self.dry_run)
         if not self.dry_run:
             self.observation.look_ahead(self.clock())
-        resend = Resend(self.origins, self.trust, self.sender.login, self.sender.properties_limit, self.return_to_queue)
-        source: Sending | DryRun
-        if self.dry_run:
-            now = self.clock()
-            source = DryRun(self.engine, self.choice, resend, now, limits=self.limits, max_messages=self.max_messages)
-        else:
-            source = Sending(
-                self.engine,
-                self.choice,
-                resend,
-                self.clock,
-                worker=self.worker,
-                lease=self.lease,
-                limits=self.limits,
-                max_messages=self.max_messages,
-                max_attempts=self.max_attempts,
-                stopped=self.stopped,
-            )
+        source = self.source()
         tally = self.sender.send(source, source.handle)
         warnings += source.finish()
         if tally.failure is not None and not resolved and not (source.results.keys() - {(LEFT, NOT_NOTED)}):

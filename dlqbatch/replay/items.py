@@ -13,7 +13,6 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -104,12 +103,6 @@ class PlanItems:
         """Rows with an attempt of another apply, whose confirm may still come."""
         self._places: dict[int, int] = {}
         """The places in the plan of the rows that are under way."""
-
-    @contextmanager
-    def connected(self) -> Iterator[None]:
-        """Inside, connections are kept; not for longer than one is sure to survive doing nothing."""
-        with keeping(self.engine):
-            yield
 
     def reserve(self, is_enough: Callable[[], bool] = lambda: False) -> dict[str, int]:
         """The lifecycle leaves the plan's rows alone from now on; what changed since the plan is skipped, by why.

@@ -38,6 +38,7 @@ from dlqbatch.replay.run import Replay, executor_for, foresee
 from dlqbatch.replay.skip_or_send import standing
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import StoreClock, store_for
+from dlqbatch.store.engine import keeping
 from dlqbatch.store.reservation import REPLAYED_AS
 from dlqbatch.store.run_log import RunRecord, record
 from dlqbatch.topology.declare import trust_of
@@ -296,7 +297,7 @@ def _sending(
     if run_options.seconds_left is not None:
         seconds = max(run_options.seconds_left - settings.lambda_margin_seconds, 0.0)
     bounds = Bounds(time.monotonic() + seconds, settings.settle_seconds, _NO_BOUND, stopped, progress)
-    with _connected(settings) as connection, items.connected():
+    with _connected(settings) as connection, keeping(items.engine):
         origins = Origins(connection)
         session = Session(connection, origins, bounds)
         trust = trust_of(settings, connection)

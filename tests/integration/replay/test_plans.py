@@ -40,7 +40,7 @@ from dlqbatch.replay import plan as plan_states
 from dlqbatch.replay.freeze import Selection
 from dlqbatch.replay.plan import NoSuchPlan, PlanRefused
 from dlqbatch.store import journal as states
-from dlqbatch.store.engine import reading, writing
+from dlqbatch.store.engine import keeping, reading, writing
 from dlqbatch.store.filters import Filters, NotUnderstood
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, PLANS
@@ -478,7 +478,7 @@ def test_an_apply_reads_its_items_a_few_times_however_many_there_are(database_ur
     items = applying(engine, frozen)
     items.reserve()
     before = items_read(engine, 0)
-    with items.connected():
+    with keeping(engine):
         sent = sum(len(batch) for batch in iter(lambda: send(items, 100), []))
     assert sent == number
     # Taken, given its attempt, marked: the number of its batches would be added for each of these if it read them all.
