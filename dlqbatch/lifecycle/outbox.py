@@ -222,7 +222,7 @@ class Sending(Outbox):
         known, self._mine = self._mine, self._mine | {row.row_id: row for row in rows}
         rows = [row for row in rows if row.row_id not in known]
         self.got += len(rows)
-        send, back = self._choice.sort_out(rows, lambda those: admit(self._engine, those, now, self._limits), now)
+        send, back = self._choice.decide(rows, lambda those: admit(self._engine, those, now, self._limits), now)
         self._put_back(back, now)
         self._ready.extend((row, send[row.row_id]) for row in rows if row.row_id in send)
 
@@ -325,7 +325,7 @@ class DryRun:
         self.is_empty = len(rows) < limit
         self._rows = {row.row_id: row for row in rows}
         # No breaker is asked to let a probe through.
-        send, back = choice.sort_out(rows, lambda those: admit(engine, those, now, limits, keep=False), now)
+        send, back = choice.decide(rows, lambda those: admit(engine, those, now, limits, keep=False), now)
         self._waiting = deque(row.row_id for row in rows if row.row_id in send)
         for row_id, (decided, counts_as, reason) in back.items():
             self.results[counts_as, reason] += 1

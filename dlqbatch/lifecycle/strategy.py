@@ -77,7 +77,7 @@ class Choice:
     jitter: Callable[[], float]
     """A random number from 0 to 1."""
 
-    def sort_out(
+    def decide(
         self, rows: Sequence[Claimed], admit: Callable[[Sequence[Claimed]], set[int]], now: datetime
     ) -> tuple[dict[int, Strategy | None], dict[int, tuple[Back, str, str]]]:
         """Rows to send, by id, with their strategy; and those to give back, with what they count as and why.

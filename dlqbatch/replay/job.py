@@ -34,8 +34,8 @@ from dlqbatch.replay.items import LEASE, PlanItems
 from dlqbatch.replay.plan import PlanStatus
 from dlqbatch.replay.risk_facts import Frozen, look_at_origins
 from dlqbatch.replay.risks import Place, Risk, largest_body, risks
-from dlqbatch.replay.run import Replay, executor_for, foresee
-from dlqbatch.replay.skip_or_send import standing
+from dlqbatch.replay.run import Replay, executor_for, preview_report
+from dlqbatch.replay.skip_or_send import preview
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import StoreClock, store_for
 from dlqbatch.store.engine import keeping
@@ -182,14 +182,14 @@ def preview_replay(settings: Settings, name: str, options: ApplyOptions, *, acto
     plan = plans.check(engine, name, resume_stopped=options.resume_stopped)
     with _connected(settings) as connection:
         _check_health(connection, Origins(connection, touch=False), plan.origins)
-        found = standing(
+        found = preview(
             engine,
             plan.plan_id,
             plan.to_queue,
             plan.counted_from or StoreClock(engine)(),
             _judge(settings, connection).refuses,
         )
-    report = foresee(found, options, time.monotonic() - started)
+    report = preview_report(found, options, time.monotonic() - started)
     return Replayed(report, replay_status(settings, plan.hash))
 
 

@@ -26,7 +26,7 @@ from dlqbatch.replay.batches import ApplyOptions, Batches
 from dlqbatch.replay.canary_and_rate import Go, Pace, Stop, Wait, how_far
 from dlqbatch.replay.items import PlanItems
 from dlqbatch.replay.plan import PlanStatus
-from dlqbatch.replay.skip_or_send import Standing
+from dlqbatch.replay.skip_or_send import Preview
 
 log = logs.get(__name__)
 
@@ -254,9 +254,9 @@ class _Reservation:
         self._is_bounded, self._until = True, 0.0
 
 
-def foresee(standing: Standing, options: ApplyOptions, seconds: float) -> Report:
+def preview_report(preview: Preview, options: ApplyOptions, seconds: float) -> Report:
     """What the first step of an apply would do, as its report."""
-    out, goes, why_stopped = standing.outcomes, 0, ""
+    out, goes, why_stopped = preview.outcomes, 0, ""
     warnings: list[str] = []
     match verdict := how_far(out, canary=options.canary, max_failure_rate=options.max_failure_rate):
         case Stop():
@@ -266,24 +266,24 @@ def foresee(standing: Standing, options: ApplyOptions, seconds: float) -> Report
             warnings.append(_waiting_for(verdict))
         case Go():
             limit = verdict.limit
-            room = standing.ready if limit is None else max(limit - out.sent - standing.held, 0)
-            goes = min(standing.ready, room)
-            if goes < standing.ready:
-                warnings.append(f"a canary: {standing.ready - goes} more wait until it is known what became of it")
+            room = preview.ready if limit is None else max(limit - out.sent - preview.held, 0)
+            goes = min(preview.ready, room)
+            if goes < preview.ready:
+                warnings.append(f"a canary: {preview.ready - goes} more wait until it is known what became of it")
         case _:
             assert_never(verdict)
-    to_person = sum(place < goes for place in standing.refused)
+    to_person = sum(place < goes for place in preview.refused)
     results: Counter[tuple[str, str | None]] = Counter({(SENT, None): goes - to_person})
     if to_person:
         results[MANUAL, ORIGIN_UNKNOWN] = to_person
-    if standing.refused:
+    if preview.refused:
         warnings.append(
-            f"{len(standing.refused):,} would be left to a person: nobody vouches for their origin. List it in "
+            f"{len(preview.refused):,} would be left to a person: nobody vouches for their origin. List it in "
             "dlqbatch.origins-allowed, or make a plan with --to-queue"
         )
-    results.update({(SKIPPED, why): number for why, number in standing.skipped.items()})
+    results.update({(SKIPPED, why): number for why, number in preview.skipped.items()})
     counts, reasons = count(results, sum(results.values()), _COUNTS)
-    is_all = goes == standing.ready and not standing.held
+    is_all = goes == preview.ready and not preview.held
     return Report(
         "replay",
         outcome="failed" if why_stopped else "ok" if is_all else "partial",
@@ -292,7 +292,7 @@ def foresee(standing: Standing, options: ApplyOptions, seconds: float) -> Report
         reasons=reasons,
         elapsed_seconds=seconds,
         dry_run=True,
-        warnings=(*warnings, *_held_warning(standing.held, standing.held_until)),
+        warnings=(*warnings, *_held_warning(preview.held, preview.held_until)),
     )
 
 

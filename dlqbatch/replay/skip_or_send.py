@@ -40,7 +40,7 @@ _ROW: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Preview:
     """What an apply would find."""
 
     ready: int
@@ -54,13 +54,13 @@ class Standing:
     """Which of those that are ready, counted from 0 in the plan's order, would be left to a person."""
 
 
-def standing(
+def preview(
     engine: Engine,
     plan_id: int,
     to_queue: str | None,
     counted_from: datetime,
     refuses: Callable[[Outgoing], bool] = lambda _: False,
-) -> Standing:
+) -> Preview:
     """Read a thousand items at a time, without locks or writes.
 
     `refuses` says of a message that an apply would leave it to a person.
@@ -91,7 +91,7 @@ def standing(
     with reading(engine) as connection:
         held, until = held_rows(connection, plan_id)
         outcomes = outcomes_of(connection, plan_id, counted_from)
-    return Standing(ready, held, until, dict(skipped), outcomes, tuple(refused))
+    return Preview(ready, held, until, dict(skipped), outcomes, tuple(refused))
 
 
 def waiting_items(connection: Connection, plan_id: int, after: int, limit: int) -> Sequence[AnyRow]:

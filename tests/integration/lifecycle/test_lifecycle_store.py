@@ -359,7 +359,7 @@ def test_the_strategy_of_a_claimed_row(store: Store, message: str, hour: int, cp
     store.ingest(arrival("a", message=message))
     (row,) = store.claim()
     now = NOW.replace(hour=hour)
-    send, back = choice(cpu).sort_out([row], lambda rows: admit(store.engine, rows, now, BREAKER), now)
+    send, back = choice(cpu).decide([row], lambda rows: admit(store.engine, rows, now, BREAKER), now)
     if expected == "send":
         assert (list(send), back) == ([row.row_id], {})
         return
@@ -377,7 +377,7 @@ def test_the_strategy_of_a_claimed_row(store: Store, message: str, hour: int, cp
 def test_a_row_with_an_attempt_under_way_goes_on_whatever_its_rule_says(store: Store) -> None:
     store.ingest(arrival("a", message="invalid"))
     (row,) = store.claim()
-    assert choice().sort_out([replace(row, has_attempt=True)], store.admit, NOW)[0] == {row.row_id: None}
+    assert choice().decide([replace(row, has_attempt=True)], store.admit, NOW)[0] == {row.row_id: None}
 
 
 def test_a_dry_run_finds_what_a_run_would_take(store: Store) -> None:
