@@ -97,10 +97,8 @@ def check(engine: Engine, name: str, *, resume_stopped: bool) -> Applied:
         plan_id = find(connection, name)
         plan = connection.execute(select(PLANS).where(_P.id == plan_id)).one()
         _may_apply(plan, resume_stopped=resume_stopped)
-        origins = origins_of(connection, plan_id, plan.to_queue)
-    since = _counted_from(plan)
-    counted_from = datetime.fromisoformat(since) if since else None
-    return Applied(plan_id, plan.hash, plan.size, plan.to_queue, origins, counted_from)
+        origins, _ = origins_of(connection, plan_id, plan.to_queue)
+    return Applied(plan_id, plan.hash, plan.size, plan.to_queue, origins, _counted_from(plan))
 
 
 def start(
@@ -110,14 +108,14 @@ def start(
     with writing(engine) as connection:
         found = locked(connection, plan.plan_id)
         _may_apply(found, resume_stopped=resume_stopped)
+        counted_from = _counted_from(found) or now
         progress = {
             **{name: value for name, value in (found.progress or {}).items() if name == RESERVED_TO},
             "canary": canary,
             "max_failure_rate": max_failure_rate,
-            "counted_from": _counted_from(found) or time_text(now),
+            "counted_from": time_text(counted_from),
         }
         enter(connection, found, "applying", now, progress)
-    counted_from = datetime.fromisoformat(str(progress["counted_from"]))
     return replace(plan, counted_from=counted_from, is_first=found.state == "planned")
 
 
@@ -171,9 +169,10 @@ def enter(
     connection.execute(changing.values(state=state, state_since=since, progress=dict(progress)))
 
 
-def _counted_from(plan: Row[*tuple[Any, ...]]) -> str | None:
+def _counted_from(plan: Row[*tuple[Any, ...]]) -> datetime | None:
     """A further apply goes on counting; after a stop it counts anew."""
-    return (plan.progress or {}).get("counted_from") if plan.state == "applying" else None
+    since = plan.progress.get("counted_from") if plan.state == "applying" else None
+    return datetime.fromisoformat(since) if since else None
 
 
 def _may_apply(plan: Row[*tuple[Any, ...]], *, resume_stopped: bool) -> None:

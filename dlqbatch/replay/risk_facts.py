@@ -115,7 +115,7 @@ def describe(
     recent: Mapping[str, tuple[int, int]],
     refuses: Refuses,
 ) -> Frozen:
-    by_origin, without = _origins(connection, plan_id, to_queue)
+    by_origin, without = origins_of(connection, plan_id, to_queue)
     by_place: Counter[str] = Counter()
     for origin, number in by_origin.items():
         by_place[origin.name] += number
@@ -178,19 +178,17 @@ def _touched(connection: Connection, plan_id: int) -> tuple[list[int], int]:
     return edited[:_MOST_EDITS], sum(taken_back for *_, taken_back in found)
 
 
-def origins_of(connection: Connection, plan_id: int, to_queue: str | None) -> dict[Origin, int]:
-    """Where the messages of the plan go, and how many; without those whose origin is unknown."""
-    return _origins(connection, plan_id, to_queue)[0]
-
-
 def _waiting(plan_id: int, *columns: Any) -> Select[Any]:
     joined = PLAN_ITEMS.join(MESSAGES, _M.id == PLAN_ITEMS.c.message_id)
     # Sent and skipped messages need no origin any more.
     return select(*columns).select_from(joined).where(PLAN_ITEMS.c.plan_id == plan_id, PLAN_ITEMS.c.state == "waiting")
 
 
-def _origins(connection: Connection, plan_id: int, to_queue: str | None) -> tuple[dict[Origin, int], int]:
-    """By queue; by exchange where no queue is known; by routing key behind the default exchange."""
+def origins_of(connection: Connection, plan_id: int, to_queue: str | None) -> tuple[dict[Origin, int], int]:
+    """The number of messages by where they go, and the number of those whose origin is unknown.
+
+    That is a queue; an exchange where no queue is known; a routing key behind the default exchange.
+    """
     if to_queue is not None:
         return {Origin(to_queue, None, to_queue): int(connection.scalar(_waiting(plan_id, func.count())) or 0)}, 0
     places = _waiting(plan_id, _M.origin_queue, _M.origin_exchange, func.min(_M.origin_key), func.count())
@@ -286,16 +284,9 @@ def look_at_origins(settings: Settings, connection: BrokerConnection, origins: I
     for origin in origins:
         place = _place(connection, origin)
         if place.is_exchange and place.is_there:
-            if readings is None:
-                readings = _readings(settings, connection)
+            readings = readings or Readings(management_api(settings), connection, seconds=_ASKED_FOR)
             place = replace(place, queues=readings.target(origin).queues)
         yield place
-
-
-def _readings(settings: Settings, connection: BrokerConnection) -> Readings:
-    from dlqbatch.broker.readings import Readings  # noqa: PLC0415  (only an origin that is an exchange needs HTTP)
-
-    return Readings(management_api(settings), connection, seconds=_ASKED_FOR)
 
 
 def _place(connection: BrokerConnection, origin: Origin) -> Place:
