@@ -663,7 +663,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "lifecycle/return_checks.py",
         " and gone <= last:\n",
         ":\n",
-        "unit/lifecycle/test_held_back.py",
+        "unit/lifecycle/test_return_checks.py",
     ),
     _one(
         "neighbours-api",
