@@ -121,6 +121,12 @@ def describe(
         by_place[origin.name] += number
     large = _waiting(plan_id, func.length(_M.body)).where(func.length(_M.body) > LARGEST_BODY)
     sample = _waiting(plan_id, *SUMMARY).order_by(PLAN_ITEMS.c.place).limit(_SAMPLE)
+    not_allowed = 0
+    if to_queue is None:
+        # Messages without any origin are counted apart.
+        has_origin = or_(_M.origin_queue.is_not(None), _M.origin_exchange.is_not(None))
+        first = _waiting(plan_id, _M.id).where(has_origin).order_by(PLAN_ITEMS.c.place).limit(_MOST_ASKED)
+        not_allowed = refuses(without_bodies(connection, connection.scalars(first).all()))
     groups = _groups(connection, plan_id)
     edited, resolved_before = _touched(connection, plan_id)
     replaced, replaced_by = _replaced(connection, edited)
@@ -148,17 +154,10 @@ def describe(
             possible_duplicates=int(
                 connection.scalar(_waiting(plan_id, func.count()).where(_M.possible_duplicate)) or 0
             ),
-            not_allowed=0 if to_queue is not None else refuses(_outgoing(connection, plan_id)),
+            not_allowed=not_allowed,
             resolved_before=resolved_before,
         ),
     )
-
-
-def _outgoing(connection: Connection, plan_id: int) -> list[Outgoing]:
-    # Messages without any origin are counted apart.
-    known = or_(_M.origin_queue.is_not(None), _M.origin_exchange.is_not(None))
-    first = _waiting(plan_id, _M.id).where(known).order_by(PLAN_ITEMS.c.place).limit(_MOST_ASKED)
-    return without_bodies(connection, connection.scalars(first).all())
 
 
 def _touched(connection: Connection, plan_id: int) -> tuple[list[int], int]:
