@@ -1,24 +1,26 @@
-"""The broker itself, our rights on it, and our own topologies."""
+"""The broker itself, the connections to it, and the rights of our user."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import ip_address
 from shlex import quote
 from typing import Final
+from urllib.parse import urlsplit
 
 from dlqbatch.amqp.retry_headers import RETURN_PREFIX
-from dlqbatch.broker.facts import BindingFacts, BrokerFacts, QueueFacts, listed
+from dlqbatch.broker.facts import BrokerFacts
 from dlqbatch.broker.versions import LIMITS_DELIVERIES
 from dlqbatch.doctor import commands
-from dlqbatch.doctor.facts import Deployment, Part
+from dlqbatch.doctor.facts import Deployment
 from dlqbatch.doctor.findings import Code, Finding
+from dlqbatch.settings import Settings
 
 OLDEST: Final = (3, 13)
 # Seconds by which two clocks may differ.
 SKEW: Final = 30.0
-_UNLIMITED: Final = ("x-delivery-limit", -1)
-_TTL: Final = "x-message-ttl"
 # The name by which the broker checks permissions on the default exchange.
 _DEFAULT_EXCHANGE: Final = "amq.default"
 
@@ -50,8 +52,6 @@ def examine(broker: BrokerFacts, deployment: Deployment) -> Iterator[Finding]:
     if broker.change_left_behind:
         what = "a change of a delay was cut off: until it is finished no run declares anything"
         yield Finding(Code.DELAY_CHANGE_UNFINISHED, where, what, "dlqbatch topology apply --change-ttl")
-    for part in deployment.parts:
-        yield from _part(broker, part)
     yield from _ingest(broker, deployment, where)
     yield from _deprecated(broker)
 
@@ -61,6 +61,48 @@ SYNCHRONISE: Final = "sudo timedatectl set-ntp true"
 
 def ahead(skew: float) -> str:
     return f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'}"
+
+
+def unprotected(settings: Settings) -> Iterator[Finding]:
+    """A finding for each connection to another machine that is in clear, or whose server is not verified."""
+    for url in settings.broker_urls:
+        parts = urlsplit(url)
+        host = parts.hostname or "localhost"
+        if is_local(host):
+            continue
+        if parts.scheme != "amqps":
+            fix = f"export DLQBATCH_BROKER_URL=amqps://USER:PASSWORD@{_shown(host)}:5671{parts.path or '/'}"
+            yield _in_clear("broker", f"{host}:{parts.port or 5672}", fix)
+        elif not settings.tls_verify:
+            fix = "export DLQBATCH_TLS_VERIFY=true DLQBATCH_TLS_CA_FILE=/path/to/ca.pem"
+            what = "certificate and host name are not checked: whoever answers under that name gets the password"
+            yield Finding(Code.BROKER_UNVERIFIED, f"{host}:{parts.port or 5671}", what, fix)
+    # A management address that is not in the settings follows from the broker's.
+    if settings.management_url is None:
+        return
+    parts = urlsplit(settings.management_url.get_secret_value())
+    host = parts.hostname or "localhost"
+    if parts.scheme == "http" and not is_local(host):
+        fix = f"export DLQBATCH_MANAGEMENT_URL=https://{_shown(host)}:15671"
+        yield _in_clear("management API", f"{host}:{parts.port or 80}", fix)
+
+
+def _in_clear(server: str, where: str, fix: str) -> Finding:
+    what = f"the password and every message go to the {server} in clear"
+    return Finding(Code.BROKER_IN_CLEAR, where, what, fix)
+
+
+def is_local(host: str) -> bool:
+    """A socket of this machine, or its loopback address; a name is not looked up."""
+    if not host or host.startswith(("/", "@")) or f".{host.rstrip('.')}".endswith(".localhost"):
+        return True
+    with suppress(ValueError):
+        return ip_address(host.strip("[]")).is_loopback
+    return False
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _rights(broker: BrokerFacts, deployment: Deployment, where: str) -> Iterator[Finding]:
@@ -117,70 +159,6 @@ def _grant(broker: BrokerFacts, deployment: Deployment) -> str:
 
 def _or(pattern: str, other: str) -> str:
     return other if pattern in {"", "^$"} else f"{pattern}|{other}"
-
-
-def _part(broker: BrokerFacts, part: Part) -> Iterator[Finding]:
-    where = f"topology '{part.name}'"
-    wanted = {("exchange", name) for name in part.exchanges} | {("queue", name) for name in part.queues}
-    missing = wanted & broker.missing
-    if missing == wanted:
-        what = "nothing of it is on the broker; the first drain declares it, if it may"
-        yield Finding(Code.TOPOLOGY_NOT_APPLIED, where, what, commands.APPLY)
-        return
-    unbound: list[BindingFacts] = []
-    if broker.map is not None:
-        there = frozenset(broker.map.bindings)
-        unbound = [one for one in part.bindings if one not in there and not _relayed(broker, one)]
-    if missing:
-        what = f"not on the broker: {listed(name for _, name in missing)}"
-        yield Finding(Code.TOPOLOGY_INCOMPLETE, where, what, commands.APPLY)
-    elif unbound:
-        names = listed(f"{one.source} --{one.key}--> {one.destination}" for one in unbound)
-        what = f"bindings are missing, so that what is published there goes nowhere: {names}"
-        yield Finding(Code.TOPOLOGY_INCOMPLETE, where, what, commands.APPLY)
-    if broker.map is None:
-        return
-    for name, kind in part.exchanges.items():
-        exchange = broker.map.exchanges.get(name)
-        if exchange is not None and exchange.type != kind:
-            what = f"the exchange is {exchange.type}, the settings want {kind}: a run that declares it ends with 2"
-            path = ["exchanges", broker.vhost, name]
-            fix = f"{commands.make(broker, path, {}, 'DELETE')}?if-unused=true && {commands.APPLY}"
-            yield Finding(Code.TOPOLOGY_DIFFERS, name, what, fix)
-    for name, arguments in part.queues.items():
-        queue = broker.map.queues.get(name)
-        if queue is not None:
-            yield from _differences(broker, part, queue, arguments)
-
-
-def _relayed(broker: BrokerFacts, binding: BindingFacts) -> bool:
-    """While a delay is being changed its binding leads to another queue."""
-    relay = BindingFacts(binding.source, binding.key, f"{binding.destination}.relay")
-    return broker.map is not None and relay in broker.map.bindings
-
-
-def _differences(
-    broker: BrokerFacts, part: Part, queue: QueueFacts, arguments: Mapping[str, object]
-) -> Iterator[Finding]:
-    found = {name: value for name, value in queue.arguments.items() if name != "x-queue-type"}
-    wanted = {name: value for name, value in arguments.items() if name != "x-queue-type"}
-    if _UNLIMITED[0] not in found and wanted.get(_UNLIMITED[0]) == _UNLIMITED[1]:
-        # Declared by an older broker, which knew no such argument; the drain takes it as it is.
-        del wanted[_UNLIMITED[0]]
-    differing = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-    words = [f"{name} is {found.get(name, 'none')}, the settings want {wanted.get(name, 'none')}" for name in differing]
-    kind = arguments.get("x-queue-type")
-    if kind is not None and kind != queue.type:
-        words.append(f"it is {queue.type}, the settings want {kind}")
-    if not queue.durable:
-        words.append("it is not durable")
-    if not words:
-        return
-    if differing == [_TTL] and len(words) == 1 and queue.name in part.delay_queues:
-        fix = f"{commands.APPLY} --change-ttl"
-    else:
-        fix = f"{commands.delete_if_empty(broker, queue)} && {commands.APPLY}"
-    yield Finding(Code.TOPOLOGY_DIFFERS, queue.name, f"{'; '.join(words)}: a run that declares it ends with 2", fix)
 
 
 def _ingest(broker: BrokerFacts, deployment: Deployment, where: str) -> Iterator[Finding]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from shlex import join, quote
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
 
 from sqlalchemy import URL, Engine, text
 
@@ -15,13 +17,13 @@ from dlqbatch.amqp.patterns import is_pattern
 from dlqbatch.amqp.retry_headers import RETURN_PREFIX
 from dlqbatch.broker.routing import overlap
 from dlqbatch.doctor import commands
-from dlqbatch.doctor.broker import SKEW, SYNCHRONISE, ahead
-from dlqbatch.doctor.facts import DatabaseFacts, Deployment, RuleFacts, VirtualHost
+from dlqbatch.doctor.broker import SKEW, SYNCHRONISE, ahead, is_local
+from dlqbatch.doctor.facts import Deployment, VirtualHost
 from dlqbatch.doctor.findings import Code, Finding
 from dlqbatch.drain.event_config import EventConfig
 from dlqbatch.drain.event_policy import EventRow, Policy
 from dlqbatch.errors import DatabaseUnreadable, PolicyMissing
-from dlqbatch.lifecycle.rule_rows import Rules
+from dlqbatch.lifecycle.rule_rows import BrokenRule, Rules
 from dlqbatch.retain.rows import count_due
 from dlqbatch.store.engine import create_engine_for, parse, reading, where
 from dlqbatch.store.migrate import current, latest, planned
@@ -29,6 +31,32 @@ from dlqbatch.store.states import Status
 
 _TABLE = "dlq_event_config"
 _UPGRADE = "dlqbatch db upgrade"
+_VERIFIED: Final = "verify-full"
+_USUAL: Final = "prefer"
+"""The mode of libpq where nobody has named another: it sends in clear if the server wants that."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFacts:
+    where: str
+    client: str
+    """The shell command that takes one statement of SQL as its last argument."""
+    unreachable: str | None = None
+    is_there: bool = True
+    """False: the default SQLite file does not exist yet."""
+    version: str | None = None
+    newest: str = ""
+    is_known: bool = True
+    """This program knows the version of the schema."""
+    skew: float | None = None
+    """Seconds that the clock of the database is ahead of ours; None if it has no clock of its own."""
+    rows: tuple[EventRow, ...] | None = None
+    """None: the table of events is not there, or cannot be read."""
+    unreadable: str | None = None
+    """Why the table of events cannot be read."""
+    broken_rules: tuple[BrokenRule, ...] = ()
+    overdue: Mapping[str, int] = field(default_factory=dict)
+    """Messages by state that `retain` should have taken some time ago."""
 
 
 def examine(database: DatabaseFacts) -> Iterator[Finding]:
@@ -100,6 +128,28 @@ def _rows(database: DatabaseFacts, rows: Iterable[EventRow]) -> Iterator[Finding
 
 def _row_id(row: EventRow) -> int:
     return row.id
+
+
+def unprotected(url: str, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """A finding if the certificate of a server on another machine is not verified."""
+    parts = urlsplit(url)
+    if not parts.scheme.startswith("postgres"):
+        return
+    options = dict(parse_qsl(parts.query))
+    hosts = [parts.hostname] if parts.hostname else []
+    hosts += [host for host in options.get("host", "").split(",") if host]
+    hosts = hosts or [environment.get("PGHOST", "")]
+    mode = options.get("sslmode") or environment.get("PGSSLMODE") or _USUAL
+    far = [host for host in hosts if not is_local(host)]
+    if far and mode != _VERIFIED:
+        login, at, place = parts.netloc.rpartition("@")
+        address = f"{parts.scheme}://{'USER:PASSWORD@' if at or login else ''}{place}{parts.path}"
+        fix = f"export DLQBATCH_DATABASE_URL='{address}?sslmode={_VERIFIED}&sslrootcert=/path/to/ca.pem'"
+        what = (
+            "the server's certificate is not checked, if there is one: whoever answers under that name gets the "
+            "password and the messages"
+        )
+        yield Finding(Code.DATABASE_UNVERIFIED, f"{', '.join(far)} (sslmode={mode})", what, fix)
 
 
 def examine_policy(vhost: VirtualHost | None, database: DatabaseFacts, deployment: Deployment) -> Iterator[Finding]:
@@ -199,7 +249,7 @@ def _tables(engine: Engine, facts: DatabaseFacts, overdue_before: Mapping[Status
         _, broken = Rules(engine).read()
     except DatabaseUnreadable:
         return facts  # a role that may read the policy only has no use for the rules
-    facts = replace(facts, broken_rules=tuple(RuleFacts(one.name, one.problem) for one in broken))
+    facts = replace(facts, broken_rules=broken)
     try:
         with reading(engine) as connection:
             overdue = count_due(connection, overdue_before)

@@ -1,4 +1,4 @@
-"""What `doctor` knows: the database, the settings, and a virtual host with what follows from its bindings."""
+"""What `doctor` knows of a virtual host: what the settings say, what is there, and what follows from its bindings."""
 
 from __future__ import annotations
 
@@ -7,39 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dlqbatch.amqp.patterns import is_wildcard
+from dlqbatch.broker.access import management_api
+from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.facts import BindingFacts, BrokerFacts, Map, QueueFacts
+from dlqbatch.broker.management import expansion
 from dlqbatch.broker.routing import Routes
 from dlqbatch.doctor import commands
-from dlqbatch.doctor.findings import Finding
-from dlqbatch.drain.event_policy import EventRow
-
-
-@dataclass(frozen=True, slots=True)
-class RuleFacts:
-    name: str
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseFacts:
-    where: str
-    client: str
-    """The shell command that takes one statement of SQL as its last argument."""
-    unreachable: str | None = None
-    is_there: bool = True
-    """False: the default SQLite file, which nobody has made yet."""
-    version: str | None = None
-    newest: str = ""
-    is_known: bool = True
-    """This program knows the schema's version."""
-    skew: float | None = None
-    rows: tuple[EventRow, ...] | None = None
-    """None: the table is not there, or cannot be read."""
-    unreadable: str | None = None
-    """Why the table cannot be read."""
-    broken_rules: tuple[RuleFacts, ...] = ()
-    overdue: Mapping[str, int] = field(default_factory=dict)
-    """Messages by state that `retain` should have taken some time ago."""
+from dlqbatch.errors import BrokerUnreachable
+from dlqbatch.settings import Settings
+from dlqbatch.settings.topologies import topologies
+from dlqbatch.topology.declare import dead_letter_queues, limits_deliveries
+from dlqbatch.topology.kinds import Drained, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +54,6 @@ class Deployment:
     """The dead-letter queues of every topology in the settings."""
     window_seconds: float = 900.0
     """How long a retry is watched where the broker cannot tell what became of it."""
-    unprotected: tuple[Finding, ...] = ()
-    """Ways to a server that are in clear or not verified."""
     written: tuple[tuple[str, str], ...] = ()
     """Exchange and key of all that a drain publishes to."""
     ingest: tuple[str, ...] = ()
@@ -103,6 +80,60 @@ class Deployment:
     @property
     def own_exchanges(self) -> frozenset[str]:
         return frozenset(name for part in self.parts for name in part.exchanges)
+
+
+def deployment_of(settings: Settings, connection: Connection) -> Deployment:
+    kinds = topologies(settings)
+    drained = [kind for kind in kinds.values() if isinstance(kind, Drained)]
+    sources = [source for kind in drained for source in kind.sources]
+    ingest, unmatched = _matched(settings, settings.ingest_queues)
+    checked, _ = _matched(settings, settings.check_queues)
+    dead = dead_letter_queues(settings)
+    return Deployment(
+        parts=tuple(_part(name, kind, connection) for name, kind in kinds.items()),
+        first_stage=frozenset(source.queue for source in sources if source.first_stage),
+        read=frozenset([*(source.queue for source in sources), *dead, *ingest, *checked]),
+        dead_letter_queue=dead[0] if dead else settings.dlq_queue,
+        dead_letter_queues=frozenset(dead),
+        retry=(settings.retry_exchange, settings.retry_routing_key) if settings.ladder else None,
+        retry_queue=settings.retry_queue if settings.ladder else None,
+        window_seconds=settings.observation_window.total_seconds(),
+        written=tuple(route for kind in drained for route in _written(kind)),
+        ingest=tuple(name for name in settings.ingest_queues if not is_wildcard(name)),
+        ingest_unmatched=unmatched,
+        events={
+            name: settings.default_max_retries if retries is None else retries
+            for name, retries in settings.events.items()
+        },
+        default_max_retries=settings.default_max_retries,
+        allow_empty_policy=settings.allow_empty_policy,
+    )
+
+
+def _written(kind: Drained) -> tuple[tuple[str, str], ...]:
+    dead = kind.dead()
+    delays = [kind.delay("event", tier) for tier in range(1, kind.tiers + 1)]
+    return tuple((route.exchange, route.key or "") for route in (dead, *delays))
+
+
+def _part(name: str, kind: Kind, connection: Connection) -> Part:
+    wanted = kind.topology(unlimited_deliveries=limits_deliveries(connection))
+    return Part(
+        name,
+        {one.name: one.type for one in wanted.exchanges},
+        {one.name: one.arguments for one in wanted.queues},
+        tuple(BindingFacts(one.exchange, one.key, one.queue) for one in wanted.bindings),
+        frozenset(kind.delay_queues),
+        kind.own_queues,
+    )
+
+
+def _matched(settings: Settings, names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The queues that match these names, and wildcards that match none; without the management API no wildcard does."""
+    try:
+        return expansion(names, management_api(settings))[:2]
+    except BrokerUnreachable:
+        return tuple(name for name in names if not is_wildcard(name)), ()
 
 
 @dataclass(frozen=True)

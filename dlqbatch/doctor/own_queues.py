@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from dlqbatch.amqp.retry_headers import RETURN_PREFIX
-from dlqbatch.broker.facts import BindingFacts, QueueFacts, listed
+from dlqbatch.broker.facts import BindingFacts, BrokerFacts, QueueFacts, listed
 from dlqbatch.doctor import commands
-from dlqbatch.doctor.facts import VirtualHost
+from dlqbatch.doctor.facts import Deployment, Part, VirtualHost
 from dlqbatch.doctor.findings import Code, Finding
 
+_UNLIMITED: Final = ("x-delivery-limit", -1)
+_TTL: Final = "x-message-ttl"
 _TIER: Final = re.compile(r"(.+[.-])\d+")
 _DELETED_AT_ONCE: Final = 100
 """Exchanges in one command; the next look names the rest."""
@@ -28,6 +30,76 @@ def examine(vhost: VirtualHost) -> Iterator[Finding]:
         yield from _bound_by_others(vhost, binding)
     yield from _returns_left_behind(vhost)
     yield from _tiers_left_behind(vhost)
+
+
+def examine_topologies(broker: BrokerFacts, deployment: Deployment) -> Iterator[Finding]:
+    """What is missing of our topologies, or differs from the settings."""
+    for part in deployment.parts:
+        yield from _part(broker, part)
+
+
+def _part(broker: BrokerFacts, part: Part) -> Iterator[Finding]:
+    where = f"topology '{part.name}'"
+    wanted = {("exchange", name) for name in part.exchanges} | {("queue", name) for name in part.queues}
+    missing = wanted & broker.missing
+    if missing == wanted:
+        what = "nothing of it is on the broker; the first drain declares it, if it may"
+        yield Finding(Code.TOPOLOGY_NOT_APPLIED, where, what, commands.APPLY)
+        return
+    unbound: list[BindingFacts] = []
+    if broker.map is not None:
+        there = frozenset(broker.map.bindings)
+        unbound = [one for one in part.bindings if one not in there and not _relayed(broker, one)]
+    if missing:
+        what = f"not on the broker: {listed(name for _, name in missing)}"
+        yield Finding(Code.TOPOLOGY_INCOMPLETE, where, what, commands.APPLY)
+    elif unbound:
+        names = listed(f"{one.source} --{one.key}--> {one.destination}" for one in unbound)
+        what = f"bindings are missing, so that what is published there goes nowhere: {names}"
+        yield Finding(Code.TOPOLOGY_INCOMPLETE, where, what, commands.APPLY)
+    if broker.map is None:
+        return
+    for name, kind in part.exchanges.items():
+        exchange = broker.map.exchanges.get(name)
+        if exchange is not None and exchange.type != kind:
+            what = f"the exchange is {exchange.type}, the settings want {kind}: a run that declares it ends with 2"
+            path = ["exchanges", broker.vhost, name]
+            fix = f"{commands.make(broker, path, {}, 'DELETE')}?if-unused=true && {commands.APPLY}"
+            yield Finding(Code.TOPOLOGY_DIFFERS, name, what, fix)
+    for name, arguments in part.queues.items():
+        queue = broker.map.queues.get(name)
+        if queue is not None:
+            yield from _differences(broker, part, queue, arguments)
+
+
+def _relayed(broker: BrokerFacts, binding: BindingFacts) -> bool:
+    """While a delay is being changed its binding leads to another queue."""
+    relay = BindingFacts(binding.source, binding.key, f"{binding.destination}.relay")
+    return broker.map is not None and relay in broker.map.bindings
+
+
+def _differences(
+    broker: BrokerFacts, part: Part, queue: QueueFacts, arguments: Mapping[str, object]
+) -> Iterator[Finding]:
+    found = {name: value for name, value in queue.arguments.items() if name != "x-queue-type"}
+    wanted = {name: value for name, value in arguments.items() if name != "x-queue-type"}
+    if _UNLIMITED[0] not in found and wanted.get(_UNLIMITED[0]) == _UNLIMITED[1]:
+        # Declared by an older broker, which knew no such argument; the drain takes it as it is.
+        del wanted[_UNLIMITED[0]]
+    differing = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+    words = [f"{name} is {found.get(name, 'none')}, the settings want {wanted.get(name, 'none')}" for name in differing]
+    kind = arguments.get("x-queue-type")
+    if kind is not None and kind != queue.type:
+        words.append(f"it is {queue.type}, the settings want {kind}")
+    if not queue.durable:
+        words.append("it is not durable")
+    if not words:
+        return
+    if differing == [_TTL] and len(words) == 1 and queue.name in part.delay_queues:
+        fix = f"{commands.APPLY} --change-ttl"
+    else:
+        fix = f"{commands.delete_if_empty(broker, queue)} && {commands.APPLY}"
+    yield Finding(Code.TOPOLOGY_DIFFERS, queue.name, f"{'; '.join(words)}: a run that declares it ends with 2", fix)
 
 
 def _cut_short(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:

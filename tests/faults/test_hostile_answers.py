@@ -16,7 +16,7 @@ import pytest
 
 from dlqbatch.broker import management
 from dlqbatch.broker.management import Api, NoReply
-from dlqbatch.doctor.survey import Surveyor
+from dlqbatch.doctor.job import Surveyor
 from dlqbatch.topology.inspect import Reader
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ready_store import make_tables
 
 from dlqbatch.broker.management import Api
 from dlqbatch.doctor.findings import Code
-from dlqbatch.doctor.survey import Surveyor
+from dlqbatch.doctor.job import Surveyor
 from dlqbatch.drain.event_config import event_config
 from dlqbatch.settings import load
 from dlqbatch.topology.declare import apply_topology

@@ -22,7 +22,7 @@ from dlqbatch.store.engine import create_engine_for, parse, writing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlqbatch.doctor.facts import DatabaseFacts
+    from dlqbatch.doctor.database import DatabaseFacts
     from dlqbatch.doctor.findings import Finding
 
 

@@ -26,7 +26,8 @@ from dlqbatch.broker.facts import (
 )
 from dlqbatch.broker.routing import Routes, overlap
 from dlqbatch.doctor import commands
-from dlqbatch.doctor.facts import DatabaseFacts, Deployment, Part
+from dlqbatch.doctor.database import DatabaseFacts
+from dlqbatch.doctor.facts import Deployment, Part
 from dlqbatch.doctor.findings import Code, Severity
 from dlqbatch.doctor.job import examine
 from dlqbatch.drain.event_policy import EventRow

@@ -5,14 +5,21 @@ from __future__ import annotations
 import pytest
 
 from dlqbatch.broker.facts import BrokerFacts
-from dlqbatch.doctor.connections import is_local, unprotected
-from dlqbatch.doctor.facts import DatabaseFacts, Deployment
-from dlqbatch.doctor.findings import Code
+from dlqbatch.doctor import broker, database
+from dlqbatch.doctor.broker import is_local
+from dlqbatch.doctor.database import DatabaseFacts
+from dlqbatch.doctor.facts import Deployment
+from dlqbatch.doctor.findings import Code, Finding
 from dlqbatch.doctor.job import examine
-from dlqbatch.settings import load
+from dlqbatch.settings import Settings, load
 
 FAR = "amqps://app:s3cret@rabbit.example.com:5671/shop"
 VERIFIED = "postgresql://app:s3cret@db.example.com/dlqbatch?sslmode=verify-full"
+
+
+def unprotected(settings: Settings, environment: dict[str, str]) -> list[Finding]:
+    url = settings.database_url.get_secret_value()
+    return [*broker.unprotected(settings), *database.unprotected(url, environment)]
 
 
 def ways(environment: dict[str, str] | None = None, **options: object) -> list[tuple[Code, str]]:
@@ -79,13 +86,10 @@ def test_each_is_a_finding() -> None:
         },
         {"DLQBATCH_CONFIG": "/dev/null"},
     )
-    deployment = Deployment((), frozenset(), frozenset(), "dlq-queue", unprotected=unprotected(settings, {}))
-    found = examine(BrokerFacts((4, 3), "v", "u", "http://h"), DatabaseFacts("d", "c", is_there=False), deployment)
+    there, store = BrokerFacts((4, 3), "v", "u", "http://h"), DatabaseFacts("d", "c", is_there=False)
+    deployment = Deployment((), frozenset(), frozenset(), "dlq-queue")
+    found = examine(there, store, deployment, unprotected(settings, {}))
     assert [one.code for one in found] == [Code.BROKER_IN_CLEAR, Code.BROKER_IN_CLEAR, Code.DATABASE_UNVERIFIED]
     unverified = unprotected(load({"broker_url": FAR, "tls_verify": "false", "database_url": VERIFIED}, {}), {})
-    [one] = examine(
-        BrokerFacts((4, 3), "v", "u", "http://h"),
-        DatabaseFacts("d", "c", is_there=False),
-        Deployment((), frozenset(), frozenset(), "dlq-queue", unprotected=unverified),
-    )
+    [one] = examine(there, store, deployment, unverified)
     assert one.code is Code.BROKER_UNVERIFIED
