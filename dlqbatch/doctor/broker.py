@@ -14,8 +14,8 @@ from dlqbatch.amqp.retry_headers import RETURN_PREFIX
 from dlqbatch.broker.facts import BrokerFacts
 from dlqbatch.broker.versions import LIMITS_DELIVERIES
 from dlqbatch.doctor import commands
-from dlqbatch.doctor.facts import Deployment
 from dlqbatch.doctor.findings import Code, Finding
+from dlqbatch.doctor.virtual_host import Deployment
 from dlqbatch.settings import Settings
 
 OLDEST: Final = (3, 13)

@@ -18,8 +18,8 @@ from dlqbatch.amqp.retry_headers import RETURN_PREFIX
 from dlqbatch.broker.routing import overlap
 from dlqbatch.doctor import commands
 from dlqbatch.doctor.broker import SKEW, SYNCHRONISE, ahead, is_local
-from dlqbatch.doctor.facts import Deployment, VirtualHost
 from dlqbatch.doctor.findings import Code, Finding
+from dlqbatch.doctor.virtual_host import Deployment, VirtualHost
 from dlqbatch.drain.event_config import EventConfig
 from dlqbatch.drain.event_policy import EventRow, Policy
 from dlqbatch.errors import DatabaseUnreadable, PolicyMissing

@@ -11,8 +11,8 @@ from typing import Final
 from dlqbatch.broker.facts import QueueFacts, listed
 from dlqbatch.broker.routing import BY_KEY
 from dlqbatch.doctor import commands
-from dlqbatch.doctor.facts import VirtualHost
 from dlqbatch.doctor.findings import Code, Finding
+from dlqbatch.doctor.virtual_host import VirtualHost
 
 _ANY_KEY: Final = "#"
 

@@ -38,8 +38,8 @@ from dlqbatch.doctor import broker as broker_rules
 from dlqbatch.doctor import database as database_rules
 from dlqbatch.doctor import dead_lettering, own_queues, queues
 from dlqbatch.doctor.database import DatabaseFacts
-from dlqbatch.doctor.facts import Deployment, VirtualHost, deployment_of
 from dlqbatch.doctor.findings import Code, Finding, Severity
+from dlqbatch.doctor.virtual_host import Deployment, VirtualHost, deployment_of
 from dlqbatch.errors import ChannelRefused
 from dlqbatch.retain.rows import keep_of
 from dlqbatch.settings import Settings

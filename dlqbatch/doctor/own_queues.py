@@ -9,8 +9,8 @@ from typing import Final
 from dlqbatch.amqp.retry_headers import RETURN_PREFIX
 from dlqbatch.broker.facts import BindingFacts, BrokerFacts, QueueFacts, listed
 from dlqbatch.doctor import commands
-from dlqbatch.doctor.facts import Deployment, Part, VirtualHost
 from dlqbatch.doctor.findings import Code, Finding
+from dlqbatch.doctor.virtual_host import Deployment, Part, VirtualHost
 
 _UNLIMITED: Final = ("x-delivery-limit", -1)
 _TTL: Final = "x-message-ttl"

@@ -9,8 +9,8 @@ from typing import Final
 from dlqbatch.broker.facts import QueueFacts, listed
 from dlqbatch.broker.versions import DELAYS_RETRIES, LIMITS_DELIVERIES
 from dlqbatch.doctor import commands
-from dlqbatch.doctor.facts import VirtualHost
 from dlqbatch.doctor.findings import Code, Finding
+from dlqbatch.doctor.virtual_host import VirtualHost
 
 # The version from which a delivery limit of -1 is understood.
 # Fewer redeliveries come from a consumer that was restarted.

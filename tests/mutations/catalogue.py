@@ -725,7 +725,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _one(
         "fix-leads-past-the-ladder",
         "a fix of doctor's leads failures to the dead letters, without one retry",
-        "doctor/facts.py",
+        "doctor/virtual_host.py",
         "            return retry\n",
         "            return self.dead_letter_queue\n",
         "integration/doctor/test_doctor_inner.py::test_failures_that_the_ladders_exchange_leads_nowhere",

@@ -27,9 +27,9 @@ from dlqbatch.broker.facts import (
 from dlqbatch.broker.routing import Routes, overlap
 from dlqbatch.doctor import commands
 from dlqbatch.doctor.database import DatabaseFacts
-from dlqbatch.doctor.facts import Deployment, Part
 from dlqbatch.doctor.findings import Code, Severity
 from dlqbatch.doctor.job import examine
+from dlqbatch.doctor.virtual_host import Deployment, Part
 from dlqbatch.drain.event_policy import EventRow
 
 BROKER = BrokerFacts((4, 1, 0), "v", "us er", "http://h:15672")

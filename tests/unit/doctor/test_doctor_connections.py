@@ -8,9 +8,9 @@ from dlqbatch.broker.facts import BrokerFacts
 from dlqbatch.doctor import broker, database
 from dlqbatch.doctor.broker import is_local
 from dlqbatch.doctor.database import DatabaseFacts
-from dlqbatch.doctor.facts import Deployment
 from dlqbatch.doctor.findings import Code, Finding
 from dlqbatch.doctor.job import examine
+from dlqbatch.doctor.virtual_host import Deployment
 from dlqbatch.settings import Settings, load
 
 FAR = "amqps://app:s3cret@rabbit.example.com:5671/shop"
