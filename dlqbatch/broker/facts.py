@@ -135,6 +135,12 @@ class BindingFacts:
     properties_key: str = field(default="", compare=False)
     """The name that the management API gives a binding among all between its exchange and its queue."""
 
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> BindingFacts:
+        to_queue = answer["destination_type"] == "queue"
+        name = str(answer.get("properties_key", ""))
+        return cls(answer["source"], answer["routing_key"], answer["destination"], to_queue, name)
+
 
 @dataclass(frozen=True, slots=True)
 class Map:

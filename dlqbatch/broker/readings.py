@@ -273,10 +273,7 @@ class Readings:
             answer = self._api.get("exchanges", self._api.vhost, name)
             facts = None if answer is None else self._policies.over(answer)
             bindings = [] if facts is None else self._api.get("exchanges", self._api.vhost, name, "bindings", "source")
-            found = [
-                BindingFacts(name, one["routing_key"], one["destination"], one["destination_type"] == "queue")
-                for one in bindings or ()
-            ]
+            found = [BindingFacts.of(one) for one in bindings or ()]
             self._exchanges[name] = facts
             self._bindings += found
             pending += [one.destination for one in found if not one.to_queue]

@@ -19,10 +19,10 @@ from dlqbatch.doctor.virtual_host import Deployment
 from dlqbatch.settings import Settings
 
 OLDEST: Final = (3, 13)
-# Seconds by which two clocks may differ.
 SKEW: Final = 30.0
-# The name by which the broker checks permissions on the default exchange.
+"""The seconds by which two clocks may differ."""
 _DEFAULT_EXCHANGE: Final = "amq.default"
+"""The name by which the broker checks permissions on the default exchange."""
 
 
 def examine(broker: BrokerFacts, deployment: Deployment) -> Iterator[Finding]:
@@ -93,7 +93,7 @@ def _in_clear(server: str, where: str, fix: str) -> Finding:
 
 
 def is_local(host: str) -> bool:
-    """A socket of this machine, or its loopback address; a name is not looked up."""
+    """Whether it is a socket or the loopback address of this machine; a name is not looked up."""
     if not host or host.startswith(("/", "@")) or f".{host.rstrip('.')}".endswith(".localhost"):
         return True
     with suppress(ValueError):
@@ -134,11 +134,11 @@ def _allows(pattern: str, name: str) -> bool:
     try:
         return bool(pattern) and re.search(pattern, name) is not None
     except re.error:
-        return True  # the broker's expressions can do more than ours; better no finding than a wrong one
+        return True  # Erlang knows expressions that Python does not; no finding is better than a wrong one
 
 
 def _grant(broker: BrokerFacts, deployment: Deployment) -> str:
-    """What docs/permissions.md grants, beside what the user may do now."""
+    """The command that adds the rights of docs/permissions.md to those that the user has."""
     has, back = broker.permissions, r"^dlqbatch\.return\..*$"
     configure, write, read = ("", "", "") if has is None else (has.configure, has.write, has.read)
     written = {exchange or _DEFAULT_EXCHANGE for exchange, _ in deployment.written}
@@ -174,7 +174,7 @@ def _ingest(broker: BrokerFacts, deployment: Deployment, where: str) -> Iterator
 
 
 def _deprecated(broker: BrokerFacts) -> Iterator[Finding]:
-    """What needs no look at the queues."""
+    """Deprecated features in use, and a default queue type that limits deliveries."""
     for one in broker.deprecated:
         more = f": {one.url}" if one.url else ""
         what = f"somebody uses it, and the broker will drop it ({one.phase.replace('_', ' ')}){more}"

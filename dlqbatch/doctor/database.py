@@ -1,4 +1,4 @@
-"""What `doctor` reads of the database, changing nothing; and what is wrong with it and with the policy in it."""
+"""What `doctor` reads of the database, and what is wrong with it and with its table of events."""
 
 from __future__ import annotations
 
@@ -166,13 +166,13 @@ def examine_policy(vhost: VirtualHost | None, database: DatabaseFacts, deploymen
     if vhost is None or not vhost.origins:
         return
     names = {row.name for row in database.rows or () if row.name is not None}
-    # One with blanks around it is a finding already, and another name as soon as that is mended.
+    # A name with blanks around it has a finding already, and is another name as soon as that is fixed.
     yield from _without_binding(vhost, {name for name in names if name == name.strip()})
     yield from _without_event(vhost, policy, names | deployment.events.keys())
 
 
 def _without_binding(vhost: VirtualHost, names: set[str]) -> Iterator[Finding]:
-    """Only of the table: what a file says its owner may keep for other virtual hosts."""
+    """Only events of the table: those of application.properties may be meant for other virtual hosts."""
     patterns = []
     plumbing = (vhost.deployment.own_queues | vhost.deployment.read) - vhost.origins
     for binding in vhost.there.bindings:
@@ -214,9 +214,10 @@ def survey(
     clock: Callable[[], datetime],
     overdue_before: Mapping[Status, datetime] | None = None,
 ) -> DatabaseFacts:
-    """`overdue_before`: by state, a message that has been in it since before that time is overdue.
+    """Read the database and change nothing.
 
-    A default file that is not there is no fault: nobody needs it before the first `db upgrade`.
+    `overdue_before`: a message that came into a state before the time of that state is overdue. `is_default`: the
+    SQLite file of the defaults may be missing, because the first `db upgrade` makes it.
     """
     parsed = parse(url)
     facts = DatabaseFacts(where(parsed), _client(parsed))
@@ -240,7 +241,7 @@ def _tables(engine: Engine, facts: DatabaseFacts, overdue_before: Mapping[Status
     try:
         facts = replace(facts, rows=tuple(EventConfig(engine).read()))
     except PolicyMissing:
-        pass  # no table: the schema says so
+        pass  # no table: that is a finding about the schema
     except DatabaseUnreadable as error:
         facts = replace(facts, unreadable=error.why)
     if facts.version != facts.newest:
@@ -248,22 +249,22 @@ def _tables(engine: Engine, facts: DatabaseFacts, overdue_before: Mapping[Status
     try:
         _, broken = Rules(engine).read()
     except DatabaseUnreadable:
-        return facts  # a role that may read the policy only has no use for the rules
+        return facts  # a login that may read the events may lack the right to read rules
     facts = replace(facts, broken_rules=broken)
     try:
         with reading(engine) as connection:
             overdue = count_due(connection, overdue_before)
     except DatabaseUnreadable:
-        return facts  # the same
+        return facts  # nor may it read the messages
     return replace(facts, overdue={status.value: number for status, number in overdue.items()})
 
 
 def _skew(engine: Engine, clock: Callable[[], datetime]) -> float | None:
-    """Seconds that its clock is ahead; a file has the clock of whoever asks."""
+    """Seconds that its clock is ahead of ours; None for SQLite, which has no clock of its own."""
     if engine.url.get_backend_name() == "sqlite":
         return None
     with reading(engine) as connection:
-        connection.scalar(text("SELECT 1"))  # what follows takes one round trip, and no connecting
+        connection.scalar(text("SELECT 1"))  # connects, so that the next statement takes one round trip only
         before = clock()
         there: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
         after = clock()
@@ -271,7 +272,7 @@ def _skew(engine: Engine, clock: Callable[[], datetime]) -> float | None:
 
 
 def _client(url: URL) -> str:
-    """The command that takes a statement; it asks for the password itself."""
+    """The shell command that takes a statement of SQL; psql asks for the password itself."""
     if url.get_backend_name() == "sqlite":
         return join(["sqlite3", str(url.database)])
     words = ["psql", "-d", url.database or "postgres"]

@@ -1,6 +1,6 @@
-"""Dead-lettering that leads nowhere, or round in a circle.
+"""Dead-lettering that leads nowhere, or in a circle.
 
-No fix leads past the ladder: what fails goes there, and only what is a dead letter already goes to the dead letters.
+No fix bypasses the ladder: failures are sent there, and only what has passed it is sent to the dead-letter queue.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _ANY_KEY: Final = "#"
 
 
 def examine(vhost: VirtualHost) -> Iterator[Finding]:
-    for queue in vhost.kept:
+    for queue in vhost.shared_queues:
         exchange = queue.dead_letter_exchange
         if exchange is None:
             continue
         if exchange and exchange not in vhost.there.exchanges:
             what = f"its dead-letter exchange '{exchange}' does not exist: whatever it dead-letters is deleted"
-            yield Finding(Code.DEAD_LETTER_EXCHANGE_MISSING, queue.name, what, _make(vhost, queue, exchange))
+            yield Finding(Code.DEAD_LETTER_EXCHANGE_MISSING, queue.name, what, _make_exchange(vhost, queue, exchange))
         elif queue.dead_letter_key is not None:
             yield from _unrouted(vhost, queue, exchange, queue.dead_letter_key)
         else:
@@ -32,7 +32,7 @@ def examine(vhost: VirtualHost) -> Iterator[Finding]:
     yield from _cycles(vhost)
 
 
-def _make(vhost: VirtualHost, queue: QueueFacts, exchange: str) -> str:
+def _make_exchange(vhost: VirtualHost, queue: QueueFacts, exchange: str) -> str:
     if exchange in vhost.deployment.own_exchanges:
         return commands.APPLY
     bound = _bind(vhost, queue, exchange, queue.dead_letter_key or "")
@@ -40,7 +40,7 @@ def _make(vhost: VirtualHost, queue: QueueFacts, exchange: str) -> str:
 
 
 def _bind(vhost: VirtualHost, queue: QueueFacts, exchange: str, key: str) -> str:
-    """To the queue that this one's dead letters belong in."""
+    """Bind the exchange to the queue that the dead letters should reach."""
     target = vhost.next_stage(queue)
     return vhost.with_queue(target, commands.bind(vhost.broker, exchange, key, target))
 
@@ -61,7 +61,7 @@ def _unrouted(vhost: VirtualHost, queue: QueueFacts, exchange: str, key: str) ->
 
 
 def _unrouted_with_own_key(vhost: VirtualHost, queue: QueueFacts, exchange: str) -> Iterator[Finding]:
-    """A dead letter without a dead-letter routing key keeps the key that it arrived with."""
+    """Without a dead-letter routing key a dead letter keeps the key that it arrived with."""
     routes, named = vhost.routes, _named(exchange)
     if exchange and not routes.possible(exchange, None):
         what = f"the {named} has no binding: whatever it dead-letters is deleted"
@@ -87,7 +87,7 @@ def _is_sure(vhost: VirtualHost, exchange: str) -> bool:
 
 
 def _with_key(vhost: VirtualHost, queue: QueueFacts, exchange: str, keys: Sequence[str | None]) -> str:
-    """Gives the dead letters a key that leads on; an exchange that is not ours may get bindings for theirs instead."""
+    """Give the dead letters a key that is bound; an exchange that is not ours may get bindings for their own keys."""
     if not exchange:
         return vhost.to_retry(queue)
     if exchange in vhost.deployment.own_exchanges:
@@ -99,21 +99,21 @@ def _with_key(vhost: VirtualHost, queue: QueueFacts, exchange: str, keys: Sequen
     if len(known) == len(keys) and (kind == "topic" or set(known) <= set(vhost.routes.keys_of(queue))):
         return " && ".join(_bind(vhost, queue, exchange, key) for key in known)
     key = vhost.deployment.retry[1] if vhost.deployment.retry is not None else queue.name
-    return f"{_bind(vhost, queue, exchange, key)} && {vhost.lead(queue, exchange, key)}"
+    return f"{_bind(vhost, queue, exchange, key)} && {vhost.dead_letter_to(queue, exchange, key)}"
 
 
 def _with_key_of_ours(vhost: VirtualHost, queue: QueueFacts, exchange: str) -> str:
-    """With the key that leads from this exchange to where failures, or dead letters, are taken from."""
+    """Give the dead letters the key by which this exchange of ours leads to a queue that a job takes from."""
     ends = vhost.deployment.first_stage | vhost.deployment.dead_letter_queues
     bindings = (one for part in vhost.deployment.parts for one in part.bindings)
     entrance = next((one for one in bindings if one.source == exchange and one.destination in ends), None)
     if entrance is None:
         return vhost.to_retry(queue)
     if "x-dead-letter-routing-key" not in queue.arguments:
-        return vhost.lead(queue, exchange, entrance.key)
+        return vhost.dead_letter_to(queue, exchange, entrance.key)
     # No policy changes a declared key; one binding more from the same exchange to the same queue harms nobody.
-    bound = commands.bind(vhost.broker, exchange, queue.dead_letter_key or "", entrance.destination)
-    return vhost.with_queue(entrance.destination, bound)
+    command = commands.bind(vhost.broker, exchange, queue.dead_letter_key or "", entrance.destination)
+    return vhost.with_queue(entrance.destination, command)
 
 
 def _named(exchange: str) -> str:
@@ -121,22 +121,22 @@ def _named(exchange: str) -> str:
 
 
 def _cycles(vhost: VirtualHost) -> Iterator[Finding]:
-    told: set[frozenset[str]] = set()
-    for queue in vhost.kept:
+    reported: set[frozenset[str]] = set()
+    for queue in vhost.shared_queues:
         start: tuple[str | None, ...] = (None,) if queue.dead_letter_key is not None else vhost.routes.keys_of(queue)
         for key in start:
             circle = _circle(vhost, queue, key)
-            if circle is None or frozenset(circle) in told:
+            if circle is None or frozenset(circle) in reported:
                 continue
-            told.add(frozenset(circle))
+            reported.add(frozenset(circle))
             way = " → ".join(f"'{name}'" for name in (*circle, circle[0]))
             what = f"what expires goes round in {way} with no rejection: the broker takes it for a cycle and deletes it"
-            yield Finding(Code.DEAD_LETTER_CYCLE, circle[0], what, _cut(vhost, circle))
-        yield from _into_itself(vhost, queue)
+            yield Finding(Code.DEAD_LETTER_CYCLE, circle[0], what, _break_circle(vhost, circle))
+        yield from _to_itself(vhost, queue)
 
 
 def _circle(vhost: VirtualHost, queue: QueueFacts, key: str | None) -> tuple[str, ...] | None:
-    """The queues of a circle through this one that a message passes by expiring alone."""
+    """The queues of a circle through this queue that a message goes round in by expiring only."""
     ways: list[tuple[tuple[str, ...], str | None]] = [((queue.name,), key)]
     seen: set[tuple[str, str | None]] = set()
     while ways:
@@ -157,8 +157,8 @@ def _circle(vhost: VirtualHost, queue: QueueFacts, key: str | None) -> tuple[str
     return None
 
 
-def _cut(vhost: VirtualHost, circle: tuple[str, ...]) -> str:
-    """A queue that holds retries or dead letters loses its TTL; if there is none, the last queue leads elsewhere."""
+def _break_circle(vhost: VirtualHost, circle: tuple[str, ...]) -> str:
+    """Take the TTL off a queue of retries or dead letters; without one, redirect the dead letters of another queue."""
     kept = vhost.holding | vhost.deployment.first_stage
     for name in circle:
         if name in kept:
@@ -170,8 +170,8 @@ def _cut(vhost: VirtualHost, circle: tuple[str, ...]) -> str:
     return vhost.without_option(vhost.there.queues[circle[0]], "message-ttl")
 
 
-def _into_itself(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
-    """By the default exchange: with its own name as the key, or without one where nothing arrives with another key."""
+def _to_itself(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+    """A queue that dead-letters to itself by the default exchange: the key of its dead letters is its name."""
     if queue.dead_letter_exchange != "" or queue.ttl is not None:
         return
     key = queue.dead_letter_key

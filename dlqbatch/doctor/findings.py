@@ -11,9 +11,9 @@ class Severity(StrEnum):
     SERIOUS = "serious"
     """Messages are lost, or do not move at all. `doctor` ends with 1."""
     WARNING = "warning"
-    """It bites as soon as something else happens."""
+    """Messages are lost, or stop moving, as soon as something else happens."""
     NOTE = "note"
-    """Worth knowing; it may well be meant."""
+    """Worth knowing; it may be intended."""
 
 
 class Code(StrEnum):
@@ -22,10 +22,10 @@ class Code(StrEnum):
     severity: Severity
 
     def __new__(cls, code: str, severity: Severity) -> Self:
-        one = str.__new__(cls, code)
-        one._value_ = code
-        one.severity = severity
-        return one
+        kind = str.__new__(cls, code)
+        kind._value_ = code
+        kind.severity = severity
+        return kind
 
     ALARM = "alarm", Severity.SERIOUS
     DATABASE_UNREACHABLE = "database-unreachable", Severity.SERIOUS
@@ -103,7 +103,7 @@ class Finding:
     where: str
     """The queue, the event or the database that it is about."""
     what: str
-    """What is there, and what becomes of it."""
+    """What is wrong, and what follows from it."""
     fix: str
     """A command for a shell."""
 

@@ -1,7 +1,7 @@
 """`doctor`: look at the broker, the database and the settings, and name what is wrong.
 
-Nothing is declared, taken or published. A right is asked for with a method that the broker must refuse: how it does
-says whether it would have been allowed.
+Nothing is declared, taken or published. Whether the user has a right shows in how the broker refuses a method that it
+must refuse in any case.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from dlqbatch.settings import Settings
 from dlqbatch.topology.model import CHANGING
 
 _MOST_LOOKED_AT: Final = 5000
-"""Queues whose depth is asked for; of the others the statistics have to do, which are some seconds old."""
+"""The most queues whose depth is read by AMQP; for the others statistics count, which are some seconds old."""
 _UNAUTHORISED: Final = 401
 _UNHEALTHY: Final = 503
 _COLUMNS: Final = (
-    "name,type,durable,auto_delete,exclusive,arguments,effective_policy_definition,policy,consumers,messages,"
+    "name,type,durable,auto_delete,exclusive,arguments,consumers,messages,"
     "message_stats.publish,message_stats.deliver_get,message_stats.redeliver,delivery_limit,"
     "message_stats.deliver_get_details.rate,message_stats.redeliver_details.rate,"
     "messages_ready,messages_unacknowledged,messages_delayed"
 )
 _NEW_STATISTICS: Final = 11.0
-"""Seconds: a queue tells its numbers every 5, and those that nobody asked for a while are told late."""
+"""Seconds until the statistics of a queue are new: it sends them every 5, and later if nobody has asked for them."""
 _NEVER_ACCEPTED: Final = BasicProperties(expiration="not a number")
 
 
@@ -96,7 +96,7 @@ def examine(
 ) -> tuple[Finding, ...]:
     """Everything that is wrong, the worst first.
 
-    Nothing is said about what is not known, as most of the broker is not without its management API.
+    What is not known gives no finding. Without the management API that is most of the broker.
     """
     vhost = None if broker.map is None else VirtualHost(broker, broker.map, deployment)
     found = [
@@ -108,7 +108,7 @@ def examine(
     ]
     if vhost is not None:
         found += [*dead_lettering.examine(vhost), *queues.examine(vhost), *own_queues.examine(vhost)]
-    # One queue may be wrong in one way for two reasons; the same sentence twice helps nobody.
+    # One queue may have the same finding for two reasons; it is shown once.
     order = list(Code)
     return tuple(sorted(dict.fromkeys(found), key=lambda one: (order.index(one.code), one.where, one.what)))
 
@@ -138,7 +138,7 @@ def _now() -> datetime:
 
 
 class Surveyor(Client):
-    """Asks for all there is, and what time it is there."""
+    """Reads a whole virtual host by the management API, and how far the clock of the broker is ahead."""
 
     def __init__(self, api: Api, *, clock: Callable[[], datetime]) -> None:
         super().__init__(api)
@@ -146,7 +146,7 @@ class Surveyor(Client):
         self.new_statistics_after = _NEW_STATISTICS
         self.may_not_ask = False
         self.skew: float | None = None
-        """Seconds that the clock of the broker's machine is ahead of ours."""
+        """How many seconds the clock of the broker is ahead of ours."""
 
     @none_if_unanswered
     def map(self) -> Map | None:
@@ -159,17 +159,7 @@ class Surveyor(Client):
         return Map(
             queues,
             {one["name"]: policies.over(one) for one in exchanges if one["name"]},
-            tuple(
-                BindingFacts(
-                    one["source"],
-                    one["routing_key"],
-                    one["destination"],
-                    one["destination_type"] == "queue",
-                    str(one.get("properties_key", "")),
-                )
-                for one in bindings
-                if one["source"]
-            ),
+            tuple(BindingFacts.of(one) for one in bindings if one["source"]),
         )
 
     @none_if_unanswered
@@ -182,7 +172,7 @@ class Surveyor(Client):
         return tuple(dict.fromkeys(found))
 
     def deprecated(self) -> tuple[Deprecated, ...]:
-        """What somebody uses and the broker will drop; a broker before 3.12 knows of none."""
+        """Features in use that the broker will drop; a broker before 3.12 names none."""
         answer = self._get_if_allowed("deprecated-features", "used")
         try:
             found = [Deprecated(str(one["name"]), str(one["deprecation_phase"]), str(one["doc_url"])) for one in answer]
@@ -216,7 +206,7 @@ class Surveyor(Client):
         return Permissions(*(str(answer.get(right, "")) for right in ("configure", "write", "read")))
 
     def _get_if_allowed(self, *path: str) -> Any:
-        """The answer; None if this user may not ask for it, or the broker does not know it: the rest is still asked."""
+        """The answer; None without the right to it, or from a broker that does not know it. Other questions follow."""
         if self.silent is not None:
             return None
         try:
@@ -231,11 +221,11 @@ class Surveyor(Client):
         return Unanswered(why)
 
     def _ask(self, *path: str, query: str) -> Any:
-        began, asked = self._clock(), time.monotonic()
+        sent_at, start = self._clock(), time.monotonic()
         try:
             content, date = self.api.ask(*path, query=query)
         except NoReply as failure:
-            self._keep_time(failure.date, began, time.monotonic() - asked)
+            self._keep_time(failure.date, sent_at, time.monotonic() - start)
             if failure.code == _UNHEALTHY:
                 # The text says what is unhealthy.
                 with suppress(ValueError):
@@ -243,22 +233,22 @@ class Surveyor(Client):
                 return None
             self.may_not_ask = failure.code == _UNAUTHORISED
             raise
-        self._keep_time(date, began, time.monotonic() - asked)
+        self._keep_time(date, sent_at, time.monotonic() - start)
         return content
 
-    def _keep_time(self, date: str | None, began: datetime, took: float) -> None:
-        """The header knows whole seconds only, and the answer took a while; both in the broker's favour."""
+    def _keep_time(self, date: str | None, sent_at: datetime, took: float) -> None:
+        """Note the skew, allowing for a header of whole seconds and for the time that the answer took."""
         if date is None or self.skew is not None:
             return
         try:
-            skew = (parsedate_to_datetime(date) - began).total_seconds()
+            skew = (parsedate_to_datetime(date) - sent_at).total_seconds()
         except (TypeError, ValueError):
             return
         self.skew = min(skew + 1.0, 0.0) if skew < 0 else max(skew - took, 0.0)
 
 
 def survey(connection: Connection, surveyor: Surveyor, deployment: Deployment) -> BrokerFacts:
-    """What the management API does not tell stays unknown; what AMQP tells is told all the same."""
+    """Read the broker by the management API and by AMQP; without the API, what only it tells stays unknown."""
     there = surveyor.map()
     alarms = surveyor.alarms() or ()
     if there is not None:
@@ -271,12 +261,15 @@ def survey(connection: Connection, surveyor: Surveyor, deployment: Deployment) -
         missing = frozenset(one for one in sorted(wanted) if not _is_there(scratch, *one))
         if there is not None:
             queues = _counted(scratch, there.queues)
-            there = replace(there, queues={name: _asked_closer(surveyor, deployment, queues[name]) for name in queues})
+            for name in sorted(deployment.inner_queues & queues.keys()):
+                if queues[name].consumers:
+                    queues[name] = replace(queues[name], strangers=surveyor.foreign_consumers(name))
+            there = replace(there, queues=queues)
         refused = _refused(scratch, deployment, missing)
         mark = None if ("queue", CHANGING) in missing else _counts(scratch, CHANGING)
     return BrokerFacts(
         version=connection.version,
-        vhost=surveyor.api.vhost,
+        vhost=surveyor.vhost,
         user=surveyor.api.user,
         api=surveyor.api.address,
         where=connection.address,
@@ -294,14 +287,8 @@ def survey(connection: Connection, surveyor: Surveyor, deployment: Deployment) -
     )
 
 
-def _asked_closer(surveyor: Surveyor, deployment: Deployment, queue: QueueFacts) -> QueueFacts:
-    if queue.name in deployment.inner_queues and queue.consumers:
-        return replace(queue, strangers=surveyor.foreign_consumers(queue.name))
-    return queue
-
-
 def _still_stuck(surveyor: Surveyor, queues: Mapping[str, QueueFacts]) -> dict[str, QueueFacts]:
-    """What was on its way when the statistics were made is looked at once more, when there are new ones."""
+    """Count stuck messages again with new statistics: some were on their way when the first were made."""
     found = dict(queues)
     suspected = [queue for queue in queues.values() if queue.stuck]
     if suspected:
@@ -312,7 +299,7 @@ def _still_stuck(surveyor: Surveyor, queues: Mapping[str, QueueFacts]) -> dict[s
 
 
 def _is_there(scratch: Scratch, kind: str, name: str) -> bool:
-    """A refusal of another kind is an answer too: somebody has it."""
+    """Whether it exists; a refusal for any reason but its absence says that it does."""
     try:
         scratch.call(f"{kind}_declare", passive=True, **{kind: name})
     except ChannelRefused as refused:
@@ -321,10 +308,10 @@ def _is_there(scratch: Scratch, kind: str, name: str) -> bool:
 
 
 def _counted(scratch: Scratch, queues: Mapping[str, QueueFacts]) -> dict[str, QueueFacts]:
-    """The counts of just now for those of the statistics, which lag."""
+    """The queues with counts of this moment in place of those of the statistics."""
     found = dict(queues)
-    asked = (queue for queue in queues.values() if not queue.exclusive and queue.type != "stream")
-    for queue, _ in zip(asked, range(_MOST_LOOKED_AT), strict=False):
+    shared = (queue for queue in queues.values() if not queue.exclusive and queue.type != "stream")
+    for queue, _ in zip(shared, range(_MOST_LOOKED_AT), strict=False):
         counts = _counts(scratch, queue.name)
         if counts is not None:
             held = max(counts[1], queue.messages or 0) if queue.type == "quorum" else counts[1]
@@ -333,31 +320,31 @@ def _counted(scratch: Scratch, queues: Mapping[str, QueueFacts]) -> dict[str, Qu
 
 
 def _counts(scratch: Scratch, queue: str) -> tuple[int, int] | None:
-    """Consumers and messages ready."""
+    """The consumers and the ready messages of a queue; None if the broker does not say."""
     try:
-        told = scratch.call("queue_declare", queue=queue, passive=True)
+        answer = scratch.call("queue_declare", queue=queue, passive=True)
     except (ChannelRefused, NoAnswer, UnicodeEncodeError):
         return None
-    return int(told.consumer_count), int(told.message_count)
+    return int(answer.consumer_count), int(answer.message_count)
 
 
 def _refused(scratch: Scratch, deployment: Deployment, missing: frozenset[tuple[str, str]]) -> tuple[Refused, ...]:
-    asked = (queue for queue in sorted(deployment.read) if ("queue", queue) not in missing)
-    found = [Refused("read", "queue", queue) for queue in asked if _may_not_read(scratch, queue)]
+    there = (queue for queue in sorted(deployment.read) if ("queue", queue) not in missing)
+    found = [Refused("read", "queue", queue) for queue in there if _may_not_read(scratch, queue)]
     for exchange, key in sorted(set(deployment.written)):
         if ("exchange", exchange) in missing:
             continue
         # The broker checks the right before it looks at the expiration, and that before it routes.
-        told = scratch.provoke(
+        refusal = scratch.provoke(
             "basic_publish", exchange=exchange, routing_key=key, body=b"", properties=_NEVER_ACCEPTED
         )
-        if told.code == NO_PERMISSION:
+        if refusal.code == NO_PERMISSION:
             found.append(Refused("write", "exchange", exchange))
     return tuple(found)
 
 
 def _may_not_read(scratch: Scratch, queue: str) -> bool:
-    """Asked with a consumer that only a stream could serve."""
+    """Ask with a consumer that only a stream could serve: the broker checks the right first."""
     try:
         scratch.call("basic_qos", prefetch_count=1)
         scratch.call("basic_consume", queue=queue, on_message_callback=_ignore, arguments={"x-stream-offset": "next"})
@@ -368,4 +355,4 @@ def _may_not_read(scratch: Scratch, queue: str) -> bool:
 
 
 def _ignore(*_: object) -> None:
-    """Of a consumer that no queue but a stream is known to accept."""
+    """The callback of a consumer that only a stream would accept."""

@@ -1,9 +1,10 @@
-"""Our own queues and exchanges: what others have done to them, and what we have left behind."""
+"""Our own topologies: what is missing or differs, what others do to our queues, and what is left of older settings."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from dlqbatch.amqp.retry_headers import RETURN_PREFIX
@@ -11,25 +12,25 @@ from dlqbatch.broker.facts import BindingFacts, BrokerFacts, QueueFacts, listed
 from dlqbatch.doctor import commands
 from dlqbatch.doctor.findings import Code, Finding
 from dlqbatch.doctor.virtual_host import Deployment, Part, VirtualHost
+from dlqbatch.topology.model import DELIVERY_LIMIT, QUEUE_TYPE, TTL, relay_of
+from dlqbatch.topology.plan import differing
 
-_UNLIMITED: Final = ("x-delivery-limit", -1)
-_TTL: Final = "x-message-ttl"
 _TIER: Final = re.compile(r"(.+[.-])\d+")
 _DELETED_AT_ONCE: Final = 100
-"""Exchanges in one command; the next look names the rest."""
+"""The most exchanges in one command; the next run of doctor names the rest."""
 
 
 def examine(vhost: VirtualHost) -> Iterator[Finding]:
-    for queue in vhost.kept:
-        yield from _cut_short(vhost, queue)
-        yield from _coming_back(vhost, queue)
-        yield from _taken_by_others(vhost, queue)
-        yield from _overheard(vhost, queue)
-        yield from _only_a_delay(vhost, queue)
+    for queue in vhost.shared_queues:
+        yield from _delay_cut_short(vhost, queue)
+        yield from _dead_letters_return(vhost, queue)
+        yield from _consumer_on_ours(vhost, queue)
+        yield from _returns_overheard(vhost, queue)
+        yield from _origin_only_delays(vhost, queue)
     for binding in vhost.there.bindings:
-        yield from _bound_by_others(vhost, binding)
-    yield from _returns_left_behind(vhost)
-    yield from _tiers_left_behind(vhost)
+        yield from _binding_not_ours(vhost, binding)
+    yield from _return_exchange_left(vhost)
+    yield from _tier_left_behind(vhost)
 
 
 def examine_topologies(broker: BrokerFacts, deployment: Deployment) -> Iterator[Finding]:
@@ -49,7 +50,7 @@ def _part(broker: BrokerFacts, part: Part) -> Iterator[Finding]:
     unbound: list[BindingFacts] = []
     if broker.map is not None:
         there = frozenset(broker.map.bindings)
-        unbound = [one for one in part.bindings if one not in there and not _relayed(broker, one)]
+        unbound = [one for one in part.bindings if there.isdisjoint({one, _to_relay(one)})]
     if missing:
         what = f"not on the broker: {listed(name for _, name in missing)}"
         yield Finding(Code.TOPOLOGY_INCOMPLETE, where, what, commands.APPLY)
@@ -64,7 +65,7 @@ def _part(broker: BrokerFacts, part: Part) -> Iterator[Finding]:
         if exchange is not None and exchange.type != kind:
             what = f"the exchange is {exchange.type}, the settings want {kind}: a run that declares it ends with 2"
             path = ["exchanges", broker.vhost, name]
-            fix = f"{commands.make(broker, path, {}, 'DELETE')}?if-unused=true && {commands.APPLY}"
+            fix = f"{commands.call_api(broker, path, {}, 'DELETE')}?if-unused=true && {commands.APPLY}"
             yield Finding(Code.TOPOLOGY_DIFFERS, name, what, fix)
     for name, arguments in part.queues.items():
         queue = broker.map.queues.get(name)
@@ -72,37 +73,36 @@ def _part(broker: BrokerFacts, part: Part) -> Iterator[Finding]:
             yield from _differences(broker, part, queue, arguments)
 
 
-def _relayed(broker: BrokerFacts, binding: BindingFacts) -> bool:
-    """While a delay is being changed its binding leads to another queue."""
-    relay = BindingFacts(binding.source, binding.key, f"{binding.destination}.relay")
-    return broker.map is not None and relay in broker.map.bindings
+def _to_relay(binding: BindingFacts) -> BindingFacts:
+    """The binding that takes its place while the delay of its queue is being changed."""
+    return replace(binding, destination=relay_of(binding.destination))
 
 
 def _differences(
     broker: BrokerFacts, part: Part, queue: QueueFacts, arguments: Mapping[str, object]
 ) -> Iterator[Finding]:
-    found = {name: value for name, value in queue.arguments.items() if name != "x-queue-type"}
-    wanted = {name: value for name, value in arguments.items() if name != "x-queue-type"}
-    if _UNLIMITED[0] not in found and wanted.get(_UNLIMITED[0]) == _UNLIMITED[1]:
-        # Declared by an older broker, which knew no such argument; the drain takes it as it is.
-        del wanted[_UNLIMITED[0]]
-    differing = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-    words = [f"{name} is {found.get(name, 'none')}, the settings want {wanted.get(name, 'none')}" for name in differing]
-    kind = arguments.get("x-queue-type")
+    found = {name: value for name, value in queue.arguments.items() if name != QUEUE_TYPE}
+    wanted = {name: value for name, value in arguments.items() if name != QUEUE_TYPE}
+    if DELIVERY_LIMIT not in found and wanted.get(DELIVERY_LIMIT) == -1:
+        # A broker before 4.0 knew no such argument; a drain accepts the queue as it is.
+        del wanted[DELIVERY_LIMIT]
+    differences = differing(wanted, found)
+    words = [f"{one.argument} is {one.found}, the settings want {one.wanted}" for one in differences]
+    kind = arguments.get(QUEUE_TYPE)
     if kind is not None and kind != queue.type:
         words.append(f"it is {queue.type}, the settings want {kind}")
     if not queue.durable:
         words.append("it is not durable")
     if not words:
         return
-    if differing == [_TTL] and len(words) == 1 and queue.name in part.delay_queues:
+    if [one.argument for one in differences] == [TTL] and len(words) == 1 and queue.name in part.delay_queues:
         fix = f"{commands.APPLY} --change-ttl"
     else:
         fix = f"{commands.delete_if_empty(broker, queue)} && {commands.APPLY}"
     yield Finding(Code.TOPOLOGY_DIFFERS, queue.name, f"{'; '.join(words)}: a run that declares it ends with 2", fix)
 
 
-def _cut_short(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+def _delay_cut_short(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     if queue.name not in vhost.deployment.delay_queues:
         return
     declared = queue.arguments.get("x-message-ttl")
@@ -112,8 +112,8 @@ def _cut_short(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
         yield Finding(Code.DELAY_CUT_SHORT, queue.name, what, fix)
 
 
-def _coming_back(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
-    """What waits to be returned, or is a dead letter, must not fail once more by itself."""
+def _dead_letters_return(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+    """A queue of retries or dead letters whose own dead letters arrive as new failures."""
     own = vhost.deployment.inner_queues & vhost.deployment.read
     exchange = queue.dead_letter_exchange
     if exchange is None or queue.name not in own - vhost.deployment.first_stage:
@@ -132,7 +132,7 @@ def _coming_back(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
         yield Finding(Code.DEAD_LETTERS_RETURN, queue.name, what, fix)
 
 
-def _taken_by_others(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+def _consumer_on_ours(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     ours = vhost.deployment.inner_queues - vhost.deployment.dead_letter_queues
     if queue.name in ours and queue.strangers:
         what = f"{queue.strangers} consumers that are not dlqbatch take what is to be retried; what they take is gone"
@@ -140,8 +140,8 @@ def _taken_by_others(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]
         yield Finding(Code.CONSUMER_ON_OURS, queue.name, what, fix)
 
 
-def _overheard(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
-    """What leaves a delay queue of a per-queue set comes to every queue that is bound with the same key."""
+def _returns_overheard(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+    """What leaves the delay queue of a per-queue set reaches every queue that is bound with the same key."""
     exchange, key = queue.dead_letter_exchange, queue.dead_letter_key
     if exchange is None or queue.name not in vhost.deployment.delay_queues:
         return
@@ -157,9 +157,9 @@ def _overheard(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
         yield Finding(Code.RETURNS_OVERHEARD, queue.name, what, fix)
 
 
-def _only_a_delay(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
-    """A queue of the user's that holds dead letters for a while before it hands them on to the ladder."""
-    feeders = vhost.fed.get(queue.name, frozenset()) - vhost.deployment.inner_queues
+def _origin_only_delays(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+    """A queue that is not ours and only delays dead letters before they reach the ladder."""
+    feeders = vhost.feeders.get(queue.name, frozenset()) - vhost.deployment.inner_queues
     if queue.name not in vhost.origins & vhost.delays or queue.name in vhost.deployment.own_queues or not feeders:
         return
     what = (
@@ -170,11 +170,11 @@ def _only_a_delay(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     yield Finding(Code.ORIGIN_ONLY_DELAYS, queue.name, what, " && ".join(fixes))
 
 
-def _bound_by_others(vhost: VirtualHost, binding: BindingFacts) -> Iterator[Finding]:
-    """A second way into a queue of ours makes two of each message, or one that we know nothing of."""
+def _binding_not_ours(vhost: VirtualHost, binding: BindingFacts) -> Iterator[Finding]:
+    """A binding that is not ours brings second copies into our queue, or messages that no run sent there."""
     deployment = vhost.deployment
     declared = [one for part in deployment.parts for one in part.bindings]
-    if binding in declared or binding.source.startswith(RETURN_PREFIX) or _is_relay(binding, declared):
+    if binding in declared or binding.source.startswith(RETURN_PREFIX) or binding in map(_to_relay, declared):
         return
     inner = deployment.inner_queues
     if binding.to_queue:
@@ -197,19 +197,11 @@ def _bound_by_others(vhost: VirtualHost, binding: BindingFacts) -> Iterator[Find
         yield Finding(Code.BINDING_NOT_OURS, binding.source, what, commands.unbind(vhost.broker, binding))
 
 
-def _is_relay(binding: BindingFacts, declared: list[BindingFacts]) -> bool:
-    """While a delay is being changed its binding leads to another queue."""
-    return any(
-        (one.source, one.key, f"{one.destination}.relay") == (binding.source, binding.key, binding.destination)
-        for one in declared
-    )
-
-
-def _tiers_left_behind(vhost: VirtualHost) -> Iterator[Finding]:
-    """A ladder that once had more tiers: nobody takes what is still in them."""
+def _tier_left_behind(vhost: VirtualHost) -> Iterator[Finding]:
+    """Messages in the queues of a tier that the ladder no longer has."""
     own = vhost.deployment.own_queues
     names = {tier[1] for name in own if (tier := _TIER.fullmatch(name)) is not None}
-    for queue in vhost.kept:
+    for queue in vhost.shared_queues:
         tier = _TIER.fullmatch(queue.name)
         if tier is not None and tier[1] in names and queue.name not in own and queue.messages:
             what = f"holds {queue.messages} message(s) of a tier that the ladder no longer has: nobody takes them"
@@ -217,7 +209,7 @@ def _tiers_left_behind(vhost: VirtualHost) -> Iterator[Finding]:
             yield Finding(Code.TIER_LEFT_BEHIND, queue.name, what, fix)
 
 
-def _returns_left_behind(vhost: VirtualHost) -> Iterator[Finding]:
+def _return_exchange_left(vhost: VirtualHost) -> Iterator[Finding]:
     bound = {binding.source for binding in vhost.there.bindings}
     left = sorted(
         name

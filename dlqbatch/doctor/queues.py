@@ -12,35 +12,32 @@ from dlqbatch.doctor import commands
 from dlqbatch.doctor.findings import Code, Finding
 from dlqbatch.doctor.virtual_host import VirtualHost
 
-# The version from which a delivery limit of -1 is understood.
-# Fewer redeliveries come from a consumer that was restarted.
 _FEWEST_REDELIVERIES: Final = 10
-# One delivery in so many may be a redelivery.
-_DELIVERIES_FOR_ONE_AGAIN: Final = 10
-
-# Fewer redeliveries a second come from failures after which a consumer waits.
+"""Fewer redeliveries can come from a consumer that was restarted."""
+_DELIVERIES_PER_REDELIVERY: Final = 10
 _REQUEUED_A_SECOND: Final = 5.0
+"""Fewer redeliveries a second can come from a consumer that waits after a failure."""
 
 
 def examine(vhost: VirtualHost) -> Iterator[Finding]:
-    for queue in vhost.kept:
+    for queue in vhost.shared_queues:
         yield from _delivery_limit(vhost, queue)
         yield from _expiry(vhost, queue)
         yield from _overflow(vhost, queue)
-        yield from _failing(vhost, queue)
+        yield from _failing_without_dead_letters(vhost, queue)
         yield from _at_least_once(vhost, queue)
-        yield from _mixed_expirations(queue, vhost)
-        yield from _piling_up(vhost, queue)
-        yield from _requeued(vhost, queue)
-        yield from _stuck(vhost, queue)
+        yield from _expirations_mixed(vhost, queue)
+        yield from _dead_letters_pile_up(vhost, queue)
+        yield from _requeued_for_ever(vhost, queue)
+        yield from _stuck_dead_letters(vhost, queue)
         yield from _single_active_consumer(vhost, queue)
         yield from _refused_options(vhost, queue)
         if vhost.broker.version >= DELAYS_RETRIES:
             yield from _delayed_retry(vhost, queue)
-    yield from _not_lasting(vhost)
+    yield from _origin_not_lasting(vhost)
     yield from _at_most_once(vhost)
     if vhost.broker.version >= DELAYS_RETRIES:
-        yield from _nacks(vhost)
+        yield from _nack_never_counts(vhost)
     yield from _delayed_exchanges(vhost)
 
 
@@ -63,24 +60,21 @@ def _delivery_limit(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
         else:
             what = f"nobody has set a delivery limit, so after {limit} deliveries a message is deleted"
             code = Code.DELIVERY_LIMIT_DEFAULT
-        fix = _without_limit(vhost, queue) if not has_exit else _with_limit(vhost, queue, limit)
+        kept = commands.set_policy(broker, queue, {"delivery-limit": limit})
+        fix = kept if has_exit else _without_limit(vhost, queue)
         yield Finding(code, queue.name, what, fix)
 
 
 def _without_limit(vhost: VirtualHost, queue: QueueFacts) -> str:
-    """A policy that says -1 counts where nothing but a policy says otherwise; else the message needs a way out."""
+    """A policy with -1, unless the declaration or an operator policy has a limit; then a dead-letter exchange."""
     operator = {} if queue.operator is None else queue.operator.definition
-    is_said = "x-delivery-limit" in queue.arguments or "delivery-limit" in operator
-    if vhost.broker.version >= LIMITS_DELIVERIES and not is_said:
+    is_set_elsewhere = "x-delivery-limit" in queue.arguments or "delivery-limit" in operator
+    if vhost.broker.version >= LIMITS_DELIVERIES and not is_set_elsewhere:
         return commands.set_policy(vhost.broker, queue, {"delivery-limit": -1})
     if queue.name in vhost.deployment.inner_queues:
-        # From a queue of retries a way out would lead past the ladder.
+        # A dead-letter exchange behind a queue of retries would bypass the ladder.
         return vhost.without_option(queue, "delivery-limit")
     return vhost.to_retry(queue)
-
-
-def _with_limit(vhost: VirtualHost, queue: QueueFacts, limit: int) -> str:
-    return commands.set_policy(vhost.broker, queue, {"delivery-limit": limit})
 
 
 def _expiry(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
@@ -109,7 +103,7 @@ def _overflow(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
             "dead-lettered as well, so that the sender keeps it and each try makes one more of it"
         )
         yield Finding(Code.OVERFLOW_COPIES, queue.name, what, _reject_publish(vhost, queue))
-    # What is made for a moment may well be meant to forget.
+    # A temporary queue may be meant to drop messages.
     if bound is None or queue.overflow != "drop-head" or not queue.is_lasting:
         return
     is_delay = queue.name in vhost.delays
@@ -132,11 +126,11 @@ def _reject_publish(vhost: VirtualHost, queue: QueueFacts) -> str:
     return commands.set_policy(vhost.broker, queue, {"overflow": "reject-publish"})
 
 
-def _failing(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+def _failing_without_dead_letters(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     if queue.dead_letter_exchange is not None or not queue.consumers or queue.name in vhost.holding:
         return
     again, delivered = queue.redelivered or 0, queue.delivered or 0
-    if again < _FEWEST_REDELIVERIES or again * _DELIVERIES_FOR_ONE_AGAIN < delivered:
+    if again < _FEWEST_REDELIVERIES or again * _DELIVERIES_PER_REDELIVERY < delivered:
         return
     what = (
         f"its consumers fail ({again} of {delivered} deliveries were repeated) and it has no dead-letter exchange: a "
@@ -145,7 +139,7 @@ def _failing(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     yield Finding(Code.FAILING_WITHOUT_DEAD_LETTERS, queue.name, what, vhost.to_retry(queue))
 
 
-def _requeued(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+def _requeued_for_ever(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     again, all_of_them = queue.redelivered_rate, queue.delivered_rate
     if not queue.consumers or again < _REQUEUED_A_SECOND or again * 2 < all_of_them or queue.name in vhost.holding:
         return
@@ -157,7 +151,7 @@ def _requeued(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     yield Finding(Code.REQUEUED_FOR_EVER, queue.name, what, fix)
 
 
-def _stuck(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+def _stuck_dead_letters(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     if queue.stuck:
         what = (
             f"{queue.stuck} messages are neither ready nor with a consumer, and stay so: dead letters that nobody "
@@ -170,7 +164,7 @@ def _stuck(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
 
 
 def _single_active_consumer(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
-    """Only a quorum queue refuses; a classic one lets anybody get."""
+    """Only a quorum queue refuses basic.get then; a classic queue allows it."""
     if queue.type != "quorum" or queue.arguments.get("x-single-active-consumer") is not True:
         return
     if queue.name in vhost.deployment.read:
@@ -190,8 +184,8 @@ def _at_least_once(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
         yield Finding(Code.AT_LEAST_ONCE_INEFFECTIVE, queue.name, what, fix)
 
 
-def _mixed_expirations(queue: QueueFacts, vhost: VirtualHost) -> Iterator[Finding]:
-    """Without a consumer, a TTL of the queue or a bound there is one way out left: each message's own expiration."""
+def _expirations_mixed(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+    """What leaves a queue that has no consumer, no TTL and no maximal length has expired by its own expiration."""
     if queue.dead_letter_exchange is None or queue.ttl is not None or queue.longest is not None:
         return
     if queue.name in vhost.holding or queue.consumers != 0 or queue.delivered or queue.messages is None:
@@ -206,7 +200,7 @@ def _mixed_expirations(queue: QueueFacts, vhost: VirtualHost) -> Iterator[Findin
         yield Finding(Code.EXPIRATIONS_MIXED, queue.name, what, fix)
 
 
-def _piling_up(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
+def _dead_letters_pile_up(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     if queue.name not in vhost.ends or not queue.messages or queue.consumers or queue.delivered:
         return
     if queue.name in vhost.deployment.read:
@@ -215,7 +209,7 @@ def _piling_up(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     yield Finding(Code.DEAD_LETTERS_PILE_UP, queue.name, what, f"dlqbatch ingest {quote(queue.name)}")
 
 
-def _not_lasting(vhost: VirtualHost) -> Iterator[Finding]:
+def _origin_not_lasting(vhost: VirtualHost) -> Iterator[Finding]:
     for queue in vhost.there.queues.values():
         if queue.name in vhost.origins and not queue.is_lasting:
             kind = "exclusive" if queue.exclusive else "auto-delete" if queue.auto_delete else "not durable"
@@ -225,9 +219,9 @@ def _not_lasting(vhost: VirtualHost) -> Iterator[Finding]:
 
 
 def _at_most_once(vhost: VirtualHost) -> Iterator[Finding]:
-    """One note for all of them: it is what the broker does unless told otherwise."""
+    """One note for all classic queues, because it is the default of the broker."""
     classic, quorum = [], []
-    for queue in vhost.kept:
+    for queue in vhost.shared_queues:
         if queue.dead_letter_exchange is None or queue.name not in vhost.origins | vhost.delays:
             continue
         if queue.type == "classic":
@@ -255,7 +249,7 @@ def _at_most_once(vhost: VirtualHost) -> Iterator[Finding]:
 _DELAYED_EXCHANGE: Final = "x-delayed-message"
 _DELAYED_RETRY: Final = ("delayed-retry-type", "delayed-retry-min", "delayed-retry-max")
 _REFUSED_OPTIONS: Final = {"queue-mode": None, "queue-version": 1, "queue-master-locator": None}
-"""Arguments of queues that 4.3 refuses, and the value that it refuses if not every one."""
+"""The arguments of queues that RabbitMQ 4.3 refuses, each with the refused value; None: every value."""
 
 
 def _refused_options(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
@@ -297,11 +291,11 @@ def _delayed_retry(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
         )
 
 
-def _nacks(vhost: VirtualHost) -> Iterator[Finding]:
-    """One note for all of them: the broker does not tell how their consumers give back."""
+def _nack_never_counts(vhost: VirtualHost) -> Iterator[Finding]:
+    """One note for all queues, because the broker does not show how a consumer puts a message back."""
     limited = [
         queue.name
-        for queue in vhost.kept
+        for queue in vhost.shared_queues
         if queue.type == "quorum" and queue.says_limit and queue.delivery_limit(vhost.broker.version) is not None
     ]
     if limited:

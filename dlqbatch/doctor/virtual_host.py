@@ -27,39 +27,39 @@ class Part:
 
     name: str
     exchanges: Mapping[str, str]
-    """Types by name."""
+    """The type of each exchange."""
     queues: Mapping[str, Mapping[str, object]]
-    """Arguments by name."""
+    """The arguments of each queue."""
     bindings: tuple[BindingFacts, ...]
     delay_queues: frozenset[str] = frozenset()
     inner_queues: frozenset[str] = frozenset()
-    """The queues that nobody but dlqbatch works with."""
+    """The queues that only dlqbatch uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What the settings say, as far as it can be held against what is there."""
+    """What the settings say of queues, exchanges and events."""
 
     parts: tuple[Part, ...]
     first_stage: frozenset[str]
     """The queues in which failures arrive."""
     read: frozenset[str]
-    """The queues from which some job takes."""
+    """The queues that some job takes messages from."""
     dead_letter_queue: str
     retry: tuple[str, str] | None = None
-    """Exchange and key that failures are dead-lettered with."""
+    """The exchange and the routing key by which failures reach the ladder."""
     retry_queue: str | None = None
-    """The queue behind them; None: there is no ladder."""
+    """The first queue of the ladder; None without a ladder."""
     dead_letter_queues: frozenset[str] = frozenset()
     """The dead-letter queues of every topology in the settings."""
     window_seconds: float = 900.0
-    """How long a retry is watched where the broker cannot tell what became of it."""
+    """How long a retry is observed where the broker does not show its outcome."""
     written: tuple[tuple[str, str], ...] = ()
-    """Exchange and key of all that a drain publishes to."""
+    """The exchange and the routing key of all that a drain publishes."""
     ingest: tuple[str, ...] = ()
-    """Queues that the settings name for ingest."""
+    """The queues that the settings name for ingest."""
     ingest_unmatched: tuple[str, ...] = ()
-    """Wildcards that match nothing."""
+    """The wildcards for ingest that match no queue."""
     events: Mapping[str, int] = field(default_factory=dict)
     """The retries of each event in application.properties."""
     default_max_retries: int = 3
@@ -129,7 +129,7 @@ def _part(name: str, kind: Kind, connection: Connection) -> Part:
 
 
 def _matched(settings: Settings, names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The queues that match these names, and wildcards that match none; without the management API no wildcard does."""
+    """The queues of these names, and the wildcards that match none; without the management API only the names."""
     try:
         return expansion(names, management_api(settings))[:2]
     except BrokerUnreachable:
@@ -138,7 +138,7 @@ def _matched(settings: Settings, names: tuple[str, ...]) -> tuple[tuple[str, ...
 
 @dataclass(frozen=True)
 class VirtualHost:
-    """The queues and exchanges of the broker, beside the topologies of the settings: who feeds whom, and what for."""
+    """The queues and exchanges of the broker, and the part that each plays for the topologies of the settings."""
 
     broker: BrokerFacts
     there: Map
@@ -149,15 +149,15 @@ class VirtualHost:
         return Routes(self.there)
 
     @cached_property
-    def kept(self) -> tuple[QueueFacts, ...]:
-        """Queues that others may use, without streams: those delete by their own rules."""
+    def shared_queues(self) -> tuple[QueueFacts, ...]:
+        """Every queue that is neither exclusive nor a stream. Streams delete messages by rules of their own."""
         every = sorted(self.there.queues.values(), key=lambda queue: queue.name)
         return tuple(queue for queue in every if not queue.exclusive and queue.type != "stream")
 
     @cached_property
-    def _led_to(self) -> Mapping[str, frozenset[str]]:
-        """By queue, where its dead letters are sure to arrive."""
-        found = {}
+    def _dead_letters_reach(self) -> Mapping[str, frozenset[str]]:
+        """For each queue, the queues that its dead letters are sure to reach."""
+        reached = {}
         for queue in self.there.queues.values():
             exchange = queue.dead_letter_exchange
             if exchange is None:
@@ -166,27 +166,27 @@ class VirtualHost:
                 keys: tuple[str | None, ...] = (queue.dead_letter_key,)
             else:
                 keys = (None, *self.routes.keys_of(queue))
-            led = frozenset().union(*(self.routes.certain(exchange, key) for key in keys))
+            certain = frozenset().union(*(self.routes.certain(exchange, key) for key in keys))
             only = self.routes.possible(exchange, queue.dead_letter_key) if exchange else frozenset[str]()
-            found[queue.name] = led | only if len(only) == 1 else led
-        return found
+            reached[queue.name] = certain | only if len(only) == 1 else certain
+        return reached
 
     @cached_property
     def origins(self) -> frozenset[str]:
-        """Queues whose failures arrive where a drain takes them."""
-        feeding = {name for name, led in self._led_to.items() if led & self.deployment.first_stage}
+        """Queues whose dead letters reach a queue that a drain takes failures from."""
+        feeding = {name for name, led in self._dead_letters_reach.items() if led & self.deployment.first_stage}
         return frozenset(feeding) - self.deployment.first_stage
 
     @cached_property
     def ends(self) -> frozenset[str]:
-        """Queues that dead letters come to, and have no way out of but a consumer."""
-        led = frozenset().union(*self._led_to.values())
+        """Queues that dead letters reach and stay in: there is no consumer, and no dead-letter exchange."""
+        led = frozenset().union(*self._dead_letters_reach.values())
         queues = (self.there.queues[name] for name in led if name in self.there.queues)
         return frozenset(queue.name for queue in queues if queue.dead_letter_exchange is None and not queue.consumers)
 
     @cached_property
     def holding(self) -> frozenset[str]:
-        """Queues whose messages nobody wants to lose, however long they wait: dead letters and retries."""
+        """Queues of dead letters and of retries, whose messages must not be lost however long they wait."""
         return (self.deployment.read | self.ends) - self.delays
 
     @cached_property
@@ -195,34 +195,34 @@ class VirtualHost:
         ours = frozenset().union(*(part.delay_queues for part in self.deployment.parts))
         others = {
             queue.name
-            for queue in self.kept
+            for queue in self.shared_queues
             if queue.ttl is not None and queue.dead_letter_exchange is not None
             if queue.consumers == 0 and not queue.delivered
         }
         return ours | (others - self.deployment.own_queues)
 
     @cached_property
-    def fed(self) -> Mapping[str, frozenset[str]]:
-        """By queue, the other queues whose dead letters are sure to arrive there."""
-        feeders: defaultdict[str, set[str]] = defaultdict(set)
-        for queue, led in self._led_to.items():
+    def feeders(self) -> Mapping[str, frozenset[str]]:
+        """For each queue, the other queues whose dead letters are sure to reach it."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for queue, led in self._dead_letters_reach.items():
             for target in led - {queue}:
-                feeders[target].add(queue)
-        return {target: frozenset(queues) for target, queues in feeders.items()}
+                found[target].add(queue)
+        return {target: frozenset(queues) for target, queues in found.items()}
 
     @property
     def dead_letter_queue(self) -> str:
         return self.deployment.dead_letter_queue
 
     def next_stage(self, queue: QueueFacts) -> str:
-        """The queue that its dead letters belong in: failures go through the ladder, dead letters do not again."""
+        """The queue for its dead letters: the ladder's for failures, the dead-letter queue for what has passed it."""
         retry = self.deployment.retry_queue
         if retry is not None and queue.name not in self.holding | self.deployment.inner_queues:
             return retry
         return self.dead_letter_queue if queue.name != self.dead_letter_queue else f"{queue.name}.rest"
 
     def with_queue(self, name: str, then: str) -> str:
-        """A command that needs this queue, which is made first if it is not there."""
+        """The command `then`, after a command that makes this queue if it is not there."""
         if name in self.there.queues:
             return then
         made = commands.APPLY if name in self.deployment.own_queues else commands.make_queue(self.broker, name)
@@ -234,15 +234,15 @@ class VirtualHost:
     def declare_anew(self, queue: QueueFacts, wanted: Mapping[str, object], *dropped: str) -> str:
         return commands.declare_anew(self.broker, queue, self.routes.into(queue.name), wanted, *dropped)
 
-    def lead(self, queue: QueueFacts, exchange: str, key: str | None) -> str:
-        return commands.lead(self.broker, queue, self.routes.into(queue.name), exchange, key)
+    def dead_letter_to(self, queue: QueueFacts, exchange: str, key: str | None) -> str:
+        return commands.dead_letter_to(self.broker, queue, self.routes.into(queue.name), exchange, key)
 
     def to_retry(self, queue: QueueFacts) -> str:
-        """Have its failures retried; without a ladder, keep them."""
+        """The command that sends its failures to the ladder; without a ladder, to the dead-letter queue."""
         target = self.next_stage(queue)
         if target != self.deployment.retry_queue or self.deployment.retry is None:
-            led = self.lead(queue, "", target)
+            led = self.dead_letter_to(queue, "", target)
             return self.with_queue(target, led)
         exchange, key = self.deployment.retry
-        led = self.lead(queue, exchange, key)
+        led = self.dead_letter_to(queue, exchange, key)
         return led if exchange in self.there.exchanges else f"{commands.APPLY} && {led}"
