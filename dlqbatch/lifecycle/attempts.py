@@ -24,7 +24,7 @@ LEASE: Final = timedelta(minutes=5)
 LIMITS: Final = Limits()
 # The row's open attempt was confirmed: it is under observation.
 IS_SENT: Final = exists().where(_A.message_id == _M.id, _A.closed_at.is_(None), _A.sent_at.is_not(None))
-# The part of a lease that is as good as all of it: to write it anew costs the database as much as the claim did.
+# A lease with this part of it left is not renewed: that costs the database as much as the claim did.
 _NEARLY_WHOLE: Final = 0.9
 # The columns that make an Outgoing, in its order, but for where it goes and its body.
 _PUBLISHED: Final = ("identity", "parent", "exchange", "routing_key", "properties")
@@ -37,7 +37,7 @@ class Outgoing:
     row_id: int
     attempt: int
     to_queue: str | None
-    """Send it there: a replay has named it, and it is the message's origin from then on."""
+    """The queue that a replay has named: it is sent there, and that is its origin from then on."""
     identity: str
     parent: str | None
     exchange: str
@@ -72,7 +72,7 @@ def begin_locked(
     worker: str,
     at: datetime,
 ) -> dict[int, int]:
-    """As `begin`, of rows that this transaction has locked and found to be the caller's; their leases stay."""
+    """As `begin`, for rows of the caller that this transaction has locked; their leases stay."""
     ids = list(row_ids)
     if not ids:
         return {}
@@ -87,9 +87,9 @@ def begin_locked(
 def _add(
     connection: Connection, strategies: Mapping[int, Strategy | None], worker: str, at: datetime
 ) -> dict[int, int]:
-    """New attempts, of rows that have none that is open."""
+    """Insert an attempt for each row that has no open one; the numbers by row id."""
     listed = values_table(connection, {_A.message_id: list(strategies), _A.strategy: list(strategies.values())})
-    # Asked for each row: of a table that was empty a moment ago the plan would be to read all of it, every time.
+    # A subquery for each row: of a table that was empty a moment ago a join would read everything, every time.
     earlier = ATTEMPTS.alias()
     last = select(func.max(earlier.c.number)).where(earlier.c.message_id == listed.c.message_id).scalar_subquery()
     rows = select(
@@ -112,7 +112,7 @@ def _by(strategies: Mapping[int, Strategy | None], row_ids: Iterable[int]) -> di
 def _hold_on(
     connection: Connection, row_ids: Sequence[int], strategy: Strategy | None, at: datetime, lease: timedelta
 ) -> None:
-    """Most rows were claimed a moment ago, and stay as they are: `mark_sent` keeps their strategy."""
+    """Renew leases, unless a row was claimed a moment ago: then `mark_sent` keeps its strategy."""
     is_stale = or_(_M.lease_until.is_(None), _M.lease_until < at + lease * _NEARLY_WHOLE)
     values: dict[str, Any] = {"lease_until": at + lease, "updated_at": at}
     if strategy is not None:
@@ -130,7 +130,7 @@ def content_of(
 ) -> list[Outgoing]:
     """The rows of `begin` with their bytes, in its order; none if one of the conditions does not hold.
 
-    The caller asks for what fits in memory.
+    The caller limits them to what fits in memory.
     """
     columns = [_M.id, _M.moved_to, *(_M[name] for name in _PUBLISHED), _M.body]
     found = connection.execute(select(*columns).where(in_list(connection, _M.id, numbers), *conditions))
@@ -148,15 +148,15 @@ def without_bodies(connection: Connection, row_ids: Iterable[int]) -> list[Outgo
 
 
 def mark_sent(engine: Engine, numbers: Mapping[int, int], at: datetime, limits: Limits = LIMITS) -> None:
-    """The broker has confirmed these attempts, by row id: no state changes, but the lease ends.
+    """Mark attempts that the broker has confirmed, by row id, and end the leases of their rows.
 
-    True whoever holds the row by now: a worker that took it over must not send again. Each counts once for the circuit
-    breaker of its origin; `limits` are the breaker's.
+    It does not matter who holds a row by now: a worker that took it over must not send it again. Each attempt counts
+    once for the circuit breaker of its origin; `limits` are those of the breakers.
     """
     if not numbers:
         return
     with writing(engine) as connection:
-        # Rows before attempts, in one order, as everywhere: nobody waits in a circle.
+        # Rows before attempts, in the order of their ids, as everywhere: that avoids deadlocks.
         locking = select(_M.id, _M.origin_queue, _M.origin_exchange, _M.origin_key)
         locking = locking.where(in_list(connection, _M.id, numbers)).order_by(_M.id).with_for_update()
         places = {row_id: breakers.place(*origin) for row_id, *origin in connection.execute(locking)}
@@ -170,7 +170,7 @@ def mark_sent(engine: Engine, numbers: Mapping[int, int], at: datetime, limits: 
 
 
 def confirm(connection: Connection, numbers: Mapping[int, int], at: datetime) -> Sequence[Row[*tuple[Any, ...]]]:
-    """The attempts by row id that were not known to be sent before; the rows and their leases stay as they are."""
+    """Mark these attempts as sent; those that were not marked before. Rows and leases stay as they are."""
     sent = values_table(connection, {_A.message_id: list(numbers), _A.number: list(numbers.values())})
     this = (_A.message_id == sent.c.message_id, _A.number == sent.c.number)
     marking = update(ATTEMPTS).where(*this, _A.sent_at.is_(None)).values(sent_at=at)
@@ -180,7 +180,7 @@ def confirm(connection: Connection, numbers: Mapping[int, int], at: datetime) ->
 
 
 def _take_back(connection: Connection, row_ids: Sequence[int]) -> None:
-    """A last attempt that was given up, and is confirmed after all, is open again: nobody sends another then."""
+    """Open an abandoned last attempt again that was confirmed after all, so that nobody sends another one."""
     if row_ids:
         later = ATTEMPTS.alias()
         is_last = ~exists().where(later.c.message_id == _A.message_id, later.c.number > _A.number)
@@ -201,10 +201,10 @@ def close_attempt(
 
 
 def abandon_unsent(connection: Connection, tokens: Mapping[int, str], at: datetime) -> dict[int, Strategy | None]:
-    """Close open attempts that no broker confirmed, and say by which strategy they were to be sent.
+    """Close open attempts that were not confirmed; their strategies by row id.
 
-    Named are all rows that are still their token's and not sent. The number is used up: the broker may hold the message
-    though its confirm was lost.
+    The result has every row that its token still holds and that was not sent. The number of the attempt is used up: the
+    broker may hold the message though its confirm was lost.
     """
     owned = _owned(connection, tokens)
     sent = select(_A.message_id).where(_A.closed_at.is_(None), _A.sent_at.is_not(None))

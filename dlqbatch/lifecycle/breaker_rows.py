@@ -1,8 +1,8 @@
 """The circuit breakers' states in the database, counted under a lock so that of two workers one gets the probe.
 
-An attempt's name for its breaker is its row's id: a row has one open attempt, and a probe that could not be sent is
-still the probe when its row is due again. Whoever counts holds its messages and attempts already; breakers come last,
-in the order of their origins.
+A breaker knows an attempt by the id of its row: a row has one open attempt, and a probe that could not be sent is still
+the probe when its row is due again. Breakers are locked last, after messages and attempts, in the order of their
+origins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Failed(NamedTuple):
 
 
 def place(queue: str | None, exchange: str | None, routing_key: str | None) -> str | None:
-    """What a row's breaker is kept under; None: nobody knows where it failed."""
+    """The key of a row's breaker; None if nobody knows where it failed."""
     if queue is None and exchange:
         return key(f"exchange {exchange}")
     return queue if queue is not None else routing_key

@@ -101,10 +101,10 @@ def take_over(
     plan_id: int | None = None,
     actor: str = ACTOR,
 ) -> list[Claimed]:
-    """Rows whose worker let its lease run out before its send was confirmed, now this owner's; their attempt goes on.
+    """Take over rows whose lease ended before their send was confirmed; they keep their attempt.
 
-    Rows of a replay plan only when its id is given, and then no others. A lease on an attempt that was sent after all
-    just ends: that row is under observation.
+    Rows of a replay plan are taken only when its id is given, and then no others. Where the attempt was sent after all,
+    the lease is only removed: that row is under observation.
     """
     with writing(engine) as connection:
         is_over = _M.lease_until < now
@@ -145,7 +145,7 @@ def give_back(engine: Engine, rows: Mapping[int, Back], now: datetime, actor: st
 
 
 def _backward(row_id: int, back: Back, begun_by: Strategy | None) -> RowMove:
-    """An attempt that was begun and not sent has its strategy from the same classification."""
+    """Without a new strategy the row gets that of its attempt, which comes from the same classification."""
     columns: dict[str, object] = {"next_retry_at": back.next_retry_at}
     if strategy := back.strategy or begun_by:
         columns["strategy"] = strategy

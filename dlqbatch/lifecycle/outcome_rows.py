@@ -50,7 +50,7 @@ _MOST_SHOWN: Final = 1_000
 _ORIGIN: Final = (_M.origin_queue, _M.origin_exchange, _M.origin_key)
 
 Way = tuple[int, str, str, str, str]
-"""What went the same way meets the same end: a plan that named a queue or 0, the origin, the source queue."""
+"""What an outcome depends on: a plan that named a queue or 0, the origin, the source queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class SentAttempt:
 
 
 class SentByWay(NamedTuple):
-    """What went one way and is still open."""
+    """The open attempts of one way."""
 
     way: Way
     place: str
@@ -110,7 +110,7 @@ class SentAttempts:
         after: tuple[datetime, int] | None = None,
         without: AbstractSet[Way] = frozenset(),
     ) -> list[SentAttempt]:
-        """Those sent longest ago, but for what went these ways.
+        """Attempts that were sent before that time, the oldest first, without those of these ways.
 
         `after` is `sent_at` and `attempt_id` of the last one on the page before.
         """
@@ -141,7 +141,7 @@ class SentAttempts:
         return [Origin(queue or None, exchange, key or "") for queue, exchange, key in sorted(known, key=repr)]
 
     def by_way(self, limit: int) -> list[SentByWay]:
-        """Of so many that were sent longest ago; the first of them first."""
+        """The oldest `limit` open attempts by way, the oldest way first."""
         with reading(self._engine) as connection:
             to_queues = _to_queues(connection)
             labelled = [column.label(f"way_{n}") for n, column in enumerate(_way(connection, to_queues))]
@@ -190,12 +190,15 @@ class SentAttempts:
         return moved
 
     def sightings(self, queues: Collection[str]) -> dict[str, list[Sighting]]:
-        """By queue, in their order."""
+        """The sightings of each queue, in their order."""
         with reading(self._engine) as connection:
             return _sightings(connection, queues)
 
     def save_readings(self, readings: Collection[QueueReading], oldest: Mapping[str, datetime], now: datetime) -> None:
-        """`oldest` has for every queue with open retries when the first of these was begun."""
+        """Save readings, and delete those that no proof needs any more.
+
+        `oldest` says for each queue with open retries when the first of them was begun.
+        """
         with writing(self._engine) as connection:
             earlier = _sightings(connection, [each.queue for each in readings])
             rows: list[dict[str, Any]] = []
@@ -228,7 +231,7 @@ class SentAttempts:
     def save_unproven(self, unproven: Iterable[UnprovenRetries]) -> None:
         """What is missing of the retries to each origin replaces what was missing before."""
         table = tables.UNPROVEN_RETRIES
-        # In one order, as everywhere: of two workers neither waits for the other in a circle.
+        # In one order, as everywhere: that avoids deadlocks.
         rows = [each._asdict() for each in sorted(unproven, key=lambda each: each.place)]
         with writing(self._engine) as connection:
             places = [row["place"] for row in rows]
@@ -240,7 +243,7 @@ class SentAttempts:
 
 
 def unproven(connection: Connection) -> tuple[UnprovenRetries, ...]:
-    """Those sent longest ago first."""
+    """What keeps sent retries from being resolved, the oldest first."""
     table = tables.UNPROVEN_RETRIES.c
     query = select(*(table[name] for name in UnprovenRetries._fields)).order_by(table.sent_at, table.place)
     return tuple(UnprovenRetries(*row) for row in connection.execute(query.limit(_MOST_SHOWN)))

@@ -269,7 +269,7 @@ class PlanItems:
     def sent(self, numbers: Mapping[int, int], now: datetime) -> None:
         """The broker has confirmed these attempts, by row id."""
         with writing(self.engine) as connection:
-            # Rows before attempts, in one order, as everywhere: nobody waits in a circle.
+            # Rows before attempts, in the order of their ids, as everywhere: that avoids deadlocks.
             attempts.lock(connection, numbers)
             marked = [self._origins.get(row.message_id) for row in attempts.confirm(connection, numbers, now)]
             for number, alike in self._by_number(connection, numbers):
