@@ -30,7 +30,7 @@ class Limits:
     window: timedelta = timedelta(minutes=30)
     """An attempt counts for at least half of it and at most all of it."""
     cool_down: timedelta = timedelta(minutes=5)
-    probe_patience: timedelta = timedelta(hours=2)
+    probe_timeout: timedelta = timedelta(hours=2)
     """A probe without an outcome for so long is given up and another goes; far longer than the observation window."""
 
     def __post_init__(self) -> None:
@@ -39,9 +39,9 @@ class Limits:
             problems.append("the failure rate of the circuit breaker must be above 0 and at most 1")
         if self.min_attempts < 1:
             problems.append("the circuit breaker needs at least one attempt before it may open")
-        if min(self.window, self.cool_down, self.probe_patience) <= timedelta(0):
+        if min(self.window, self.cool_down, self.probe_timeout) <= timedelta(0):
             problems.append(
-                "the window, the cool-down and the patience of the circuit breaker must be longer than zero"
+                "the window, the cool-down and the probe time-out of the circuit breaker must be longer than zero"
             )
         if problems:
             raise SettingsError(*problems)
@@ -69,7 +69,7 @@ def admit(breaker: Breaker, attempt: str, now: datetime, limits: Limits) -> tupl
     """Whether this attempt may be sent now, and the state to keep if so: the first after the cool-down is the probe."""
     if breaker.phase is Phase.CLOSED or attempt == breaker.probe:
         return True, breaker
-    wait = limits.cool_down if breaker.phase is Phase.OPEN else limits.probe_patience
+    wait = limits.cool_down if breaker.phase is Phase.OPEN else limits.probe_timeout
     if breaker.since is not None and now < breaker.since + wait:
         return False, breaker
     return True, Breaker(Phase.HALF_OPEN, now, attempt)

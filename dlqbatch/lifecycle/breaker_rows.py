@@ -98,7 +98,7 @@ def release_probes(connection: Connection, row_ids: Iterable[int], now: datetime
 
 
 def count_succeeded(connection: Connection, row_ids: Collection[int], now: datetime) -> None:
-    """These rows were resolved: a probe among them closes its breaker, and so does what was sent since it opened."""
+    """These rows were resolved: a probe closes its breaker, and so does an attempt that was sent since it opened."""
     _end_probes(connection, row_ids, now, lambda state, probe: breaker.succeeded(state, probe, now))
     if not connection.scalar(select(exists().where(BREAKERS.c.phase != Phase.CLOSED))):
         return

@@ -136,7 +136,7 @@ def breaker_limits(settings: Settings) -> breaker.Limits:
         window=settings.breaker_window,
         cool_down=settings.breaker_cool_down,
         # The outcome of a probe is known after the observation window, and a look wherever it would come back.
-        probe_patience=max(breaker.Limits().probe_patience, 4 * settings.observation_window),
+        probe_timeout=max(breaker.Limits().probe_timeout, 4 * settings.observation_window),
     )
 
 

@@ -281,7 +281,7 @@ class History:
         for index in range(checked + 1, len(rows)):
             now = next((each for each in rows[index].channels if each.name == channel.name), None)
             if now is None or not now.unacknowledged:
-                # A channel that is gone has given everything back: it stands in the queue, and is counted once more.
+                # A channel that is gone has returned its messages: they stand in the queue, and are counted once more.
                 return index
             if base is None and rows[index].at >= rows[checked].at + self._lag:
                 base = now.acknowledged

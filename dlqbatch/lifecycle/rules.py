@@ -4,13 +4,13 @@ A pattern is a regular expression that anybody may write and every message is he
 exponential time, so `compiled` allows only a part of the language, and only the first 2,048 characters of a text are
 searched. Both together bound the steps of a match by pattern and text; see `_Parser`.
 
-The order of the rules of a new installation is their sense. A type says more than a text, so types come first; among
-the texts what is wrong with the message itself comes before what was wrong with the world, for "the field 'timeout'
-must be a number" is no time-out. What is in doubt is manual: that costs a person a look, and a wrong retry costs the
-origin five.
+The order of the rules of a new installation matters. A type says more than a text, so types come first. Of the texts,
+what is wrong with the message itself comes before what was wrong with the world, since "the field 'timeout' must be a
+number" is no time-out. In doubt a failure is manual: that costs a person one look, and a wrong retry costs the origin
+five.
 
 time-outs, connections  immediate: they pass by themselves, mostly within minutes
-429, quotas             scheduled: whoever says slow down is not asked again in a minute
+429, quotas             scheduled: a service that says slow down is not called again in a minute
 5xx, open circuits      conditional: it strikes every message of an origin at once, and the breaker lets one find out
 conflicts, deadlocks    immediate: the other transaction is over by then
 validation, other 4xx   manual: the same message fails the same way
@@ -52,7 +52,7 @@ class RuleRefused(DlqbatchError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the rules; the lowest position is asked first."""
+    """One row of the rules; the lowest position is tried first."""
 
     position: int
     name: str

@@ -55,7 +55,7 @@ class ApplyOptions:
     resume_stopped: bool = False
     lease: float = LEASE.total_seconds()
     """Seconds that a row stays this apply's without being sent."""
-    patience: float = 60.0
+    confirm_timeout: float = 60.0
     """Seconds without any confirm after which a run gives up."""
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class Batches(Outbox):
 
     def is_stuck(self) -> bool:
         """Whether the broker has confirmed nothing for too long, though its connection lives."""
-        return bool(self._resend.unanswered) and time.monotonic() - self._heard_at > self._options.patience
+        return bool(self._resend.unanswered) and time.monotonic() - self._heard_at > self._options.confirm_timeout
 
     def flush(self) -> None:
         self._look_at_next(wait=False)

@@ -131,8 +131,8 @@ class PlanItems:
         with reading(self.engine) as connection:
             progress = connection.scalar(select(_P.progress).where(_P.id == self.plan_id)) or {}
             behind = (_I.state == "waiting", _I.place > progress.get(RESERVED_TO, 0))
-            asked = select(func.count()).select_from(PLAN_ITEMS).where(_I.plan_id == self.plan_id, *behind)
-            return int(connection.scalar(asked) or 0)
+            query = select(func.count()).select_from(PLAN_ITEMS).where(_I.plan_id == self.plan_id, *behind)
+            return int(connection.scalar(query) or 0)
 
     def _reserve_some(self) -> Mapping[int, str] | None:
         """Why some of these are skipped; None if there is nothing more to reserve."""

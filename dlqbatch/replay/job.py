@@ -118,7 +118,7 @@ def apply_replay(
     settings: Settings, run_options: RunOptions, name: str, options: ApplyOptions, *, actor: str
 ) -> Replayed:
     """One run of an apply; apply the plan again for the messages that still wait."""
-    options = replace(options, patience=settings.settle_seconds + settings.blocked_timeout_seconds)
+    options = replace(options, confirm_timeout=settings.settle_seconds + settings.blocked_timeout_seconds)
     engine = store_for_person(actor, settings)
     clock = StoreClock(engine)
     began = clock()

@@ -355,13 +355,13 @@ def outcomes_of(connection: Connection, plan_id: int, since: datetime | None = N
     if since is None:
         # A message that is deleted by now took its attempts with it, and left in the item what became of this one.
         outcome = func.coalesce(_A.outcome, _I.reason)
-        asked = select(outcome, func.count()).select_from(PLAN_ITEMS.outerjoin(ATTEMPTS, this))
+        query = select(outcome, func.count()).select_from(PLAN_ITEMS.outerjoin(ATTEMPTS, this))
     else:
-        asked = select(outcome, func.count()).select_from(PLAN_ITEMS.join(ATTEMPTS, this))
+        query = select(outcome, func.count()).select_from(PLAN_ITEMS.join(ATTEMPTS, this))
         # A message that came back before it was marked as sent has no `sent_at`.
-        asked = asked.where(func.coalesce(_A.sent_at, _A.closed_at) >= since)
-    asked = asked.where(_I.plan_id == plan_id, _I.state == "sent").group_by(outcome)
-    found = {outcome: int(number) for outcome, number in connection.execute(asked)}
+        query = query.where(func.coalesce(_A.sent_at, _A.closed_at) >= since)
+    query = query.where(_I.plan_id == plan_id, _I.state == "sent").group_by(outcome)
+    found = {outcome: int(number) for outcome, number in connection.execute(query)}
     # Given up, because its origin is gone or a person has discarded it: no success, and nothing to wait for.
     failed = found.get("failed", 0) + found.get("abandoned", 0)
     return Outcomes(sum(found.values()), failed, found.get("succeeded", 0))

@@ -168,11 +168,11 @@ def _touched(connection: Connection, plan_id: int) -> tuple[list[int], int]:
     steps = TRANSITIONS.c
     by_person = and_(steps.from_status == Status.RESOLVED, steps.actor.not_in(JOBS))
     flags = [func.max(case((each, 1), else_=0)) for each in (BY_EDIT, by_person)]
-    asked = select(PLAN_ITEMS.c.message_id, *flags).select_from(
+    query = select(PLAN_ITEMS.c.message_id, *flags).select_from(
         PLAN_ITEMS.join(TRANSITIONS, steps.message_id == PLAN_ITEMS.c.message_id)
     )
-    asked = asked.where(PLAN_ITEMS.c.plan_id == plan_id, PLAN_ITEMS.c.state == "waiting", or_(BY_EDIT, by_person))
-    found = connection.execute(asked.group_by(PLAN_ITEMS.c.message_id).order_by(PLAN_ITEMS.c.message_id)).all()
+    query = query.where(PLAN_ITEMS.c.plan_id == plan_id, PLAN_ITEMS.c.state == "waiting", or_(BY_EDIT, by_person))
+    found = connection.execute(query.group_by(PLAN_ITEMS.c.message_id).order_by(PLAN_ITEMS.c.message_id)).all()
     edited = [row_id for row_id, by_edit, _ in found if by_edit]
     return edited[:_MOST_EDITS], sum(taken_back for *_, taken_back in found)
 

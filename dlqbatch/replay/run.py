@@ -179,7 +179,7 @@ class Replay:
                 self._results.update(tally.results)
             finally:
                 if self._is_stuck:
-                    self._warnings.append(f"the broker confirmed nothing for {self.options.patience:.0f} s")
+                    self._warnings.append(f"the broker confirmed nothing for {self.options.confirm_timeout:.0f} s")
                 batches.close()
             for why, number in batches.skipped.items():
                 self._results[SKIPPED, why] += number

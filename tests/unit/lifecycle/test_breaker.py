@@ -99,7 +99,7 @@ def test_a_probe_that_nobody_heard_of_again_does_not_block_for_ever() -> None:
         {"min_attempts": 0},
         {"window": timedelta(0)},
         {"cool_down": timedelta(-1)},
-        {"probe_patience": timedelta(0)},
+        {"probe_timeout": timedelta(0)},
     ],
 )
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, object]) -> None:
@@ -118,7 +118,7 @@ class Origin(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.limits = Limits(min_attempts=3, window=timedelta(minutes=20), probe_patience=timedelta(days=365))
+        self.limits = Limits(min_attempts=3, window=timedelta(minutes=20), probe_timeout=timedelta(days=365))
         self.breaker = Breaker()
         self.now = NOW
         self.out: dict[str, datetime] = {}
