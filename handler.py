@@ -6,11 +6,11 @@ from typing import Any
 
 
 def handler(event: object, context: Any = None) -> dict[str, object]:
-    """Run one job to its end and return its report; a job that failed raises, so that the platform notices."""
-    from dlqbatch.cli import prepare_short_process  # noqa: PLC0415  (a module that cannot be loaded is an error of the event's)
+    """Run one job and return its report. A run that failed raises an error, so that the platform notices it."""
+    from dlqbatch.cli import prepare_short_process  # noqa: PLC0415  (a failed import has to fail the event)
 
     prepare_short_process()
-    from dlqbatch.cli.invoke import invoke  # noqa: PLC0415  (a command line needs none of it)
+    from dlqbatch.cli.invoke import invoke  # noqa: PLC0415  (the command line does not need it)
 
     return invoke(event, context)
 

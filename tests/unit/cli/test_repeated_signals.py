@@ -1,4 +1,4 @@
-"""SIGTERM twice at once, as from GNU's timeout, asks once; later it is meant."""
+"""Two SIGTERM within a second, as GNU's timeout sends them, count as one; a later one ends the process at once."""
 
 from __future__ import annotations
 
