@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, get_args
 
 import typer
+from typer.models import CommandFunctionType
 
 from dlqbatch import logs
 from dlqbatch import settings as configuration
@@ -37,10 +38,10 @@ class Commands(typer.Typer):
     def __init__(self, **rest: Any) -> None:
         super().__init__(no_args_is_help=True, **rest)
 
-    def command(self, name: str | None = None, **rest: Any) -> Callable[[Any], Any]:
+    def command(self, name: str | None = None, **rest: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         register = super().command(name, cls=Page, **rest)
 
-        def add(function: Any) -> Any:
+        def add(function: CommandFunctionType) -> CommandFunctionType:
             register(_with_single_options(function))
             return function
 
