@@ -16,8 +16,7 @@ from dlqbatch.broker.session import look_for
 from dlqbatch.broker.versions import LIMITS_DELIVERIES
 from dlqbatch.errors import ChannelRefused, TopologyMismatch
 from dlqbatch.settings import Settings
-from dlqbatch.settings.topologies import default_ladder as ladder_of
-from dlqbatch.settings.topologies import topologies
+from dlqbatch.settings.topologies import default_ladder, topologies
 from dlqbatch.topology.kinds import Kind, Ladder, demonstration, whole
 from dlqbatch.topology.model import CHANGING, DELIVERY_LIMIT, Binding, Topology
 
@@ -28,9 +27,9 @@ _Result = TypeVar("_Result")
 
 
 def declare(connection: Connection, topology: Topology) -> bool:
-    """Make what is missing; TopologyMismatch if something is there and differs. Declaring twice changes nothing.
+    """Declare the topology; TopologyMismatch if a part is there and differs. Declaring twice changes nothing.
 
-    False: we may not declare, and all of it was only looked for.
+    False: this login may not declare; every part was only looked up.
     """
 
     def send(scratch: Scratch) -> None:
@@ -41,11 +40,11 @@ def declare(connection: Connection, topology: Topology) -> bool:
 
 
 def is_ready(connection: Connection, topology: Topology, delay_queues: Collection[str]) -> bool:
-    """Whether we may declare the topology, all of which is there, as it should be, and bound; in one round trip.
+    """Compare a topology that should be there, and bind it, in one round trip.
 
-    Makes no queue and no exchange: TopologyMissing if one is missing, TopologyMismatch if one differs. Bindings are
-    made again, except those of delay queues: whoever is changing a delay has moved them, and a message that misses one
-    comes back to us as unroutable. False: we may not declare, and all of it was only looked for.
+    No queue and no exchange is made: TopologyMissing if one is missing, TopologyMismatch if one differs. The bindings
+    of delay queues are not made: a change of a delay may have moved them, and a message that misses one comes back as
+    unroutable. False: this login may not declare; every part was only looked up.
     """
 
     def send(scratch: Scratch) -> None:
@@ -60,24 +59,24 @@ def is_ready(connection: Connection, topology: Topology, delay_queues: Collectio
 
 
 def may_bind(connection: Connection, bindings: Iterable[Binding]) -> bool:
-    """Make bindings that may have gone, in one round trip; TopologyMissing if what they bind is not there."""
+    """Make these bindings in one round trip; TopologyMissing if a queue or an exchange of them is not there."""
     return _is_allowed(connection, "the bindings of the topology", lambda scratch: _bind_all(scratch, bindings))
 
 
 def compare(connection: Connection, topology: Topology) -> bool:
-    """TopologyMissing or TopologyMismatch as `declare` would meet it, without making anything.
+    """Raise the TopologyMissing or TopologyMismatch that `declare` would raise, and make nothing.
 
-    False: we may not declare, and all of it was only looked for.
+    False: this login may not declare; every part was only looked up.
     """
     look(connection, topology)
-    # All of it is there, so that declaring it only compares; bindings cannot be compared, and are left alone.
+    # Every part is there, so that declaring only compares. Bindings cannot be compared.
     return _is_allowed(connection, _DECLARATIONS, lambda scratch: _declare_all(scratch, topology))
 
 
 def _is_allowed(
     connection: Connection, what: str, send: Callable[[Scratch], None], otherwise_look_for: Topology | None = None
 ) -> bool:
-    """Send what is only answered when it is refused, so that all of it costs one round trip; False: it is forbidden."""
+    """Send methods that are answered only when they are refused, in one round trip; False: this login may not."""
     try:
         with connection.scratch() as scratch:
             send(scratch)
@@ -105,7 +104,7 @@ def _declare_all(scratch: Scratch, topology: Topology) -> None:
 
 
 def existing(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
-    """The depths of those of the queues that are there."""
+    """The ready messages of each of these queues that exists."""
     found = {}
     for queue in queues:
         with connection.scratch() as scratch, suppress(ChannelRefused):
@@ -114,12 +113,12 @@ def existing(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
 
 
 def changing(connection: Connection) -> bool:
-    """Whether a delay is being changed, so that to declare anything would undo a step of it."""
+    """Whether a delay is being changed: a declaration would undo a step of that."""
     with connection.scratch() as scratch:
         try:
             scratch.look("queue", CHANGING)
         except ChannelRefused as refused:
-            # From 4.3 on even a look takes some right: docs/permissions.md.
+            # From 4.3 on a passive declaration needs some right on the queue: docs/permissions.md.
             if refused.code == NO_PERMISSION:
                 _log.warning("cannot see whether a delay is being changed", do=f"give read on {CHANGING}")
             return False
@@ -146,7 +145,7 @@ def dead_letter_queues(settings: Settings) -> tuple[str, ...]:
 
 
 def trust_of(settings: Settings, connection: Connection, ladder: Ladder | None = None) -> Trust:
-    """Every topology's own names are ours, and the given ladder's where the settings do not keep it."""
+    """The queues and exchanges of every topology are ours, also those of a ladder that the settings do not describe."""
     kinds: list[Kind] = [*kinds_of(settings), *([] if ladder is None else [ladder])]
     return Trust(
         own_queues=frozenset().union(*(kind.own_queues for kind in kinds)),
@@ -157,7 +156,7 @@ def trust_of(settings: Settings, connection: Connection, ladder: Ladder | None =
 
 
 def matched(connection: Connection, kinds: Iterable[Kind], act: Callable[[Connection, Topology], _Result]) -> _Result:
-    """Declare or compare; on a broker that limits deliveries by itself, our queues have to say that they do not."""
+    """Declare or compare the topologies, with a delivery limit of -1 on a broker that limits deliveries by itself."""
     wanted = whole(kinds, unlimited_deliveries=limits_deliveries(connection))
     while True:
         try:
@@ -168,14 +167,14 @@ def matched(connection: Connection, kinds: Iterable[Kind], act: Callable[[Connec
                 raise
             if old.arguments.get(DELIVERY_LIMIT) != -1:
                 raise
-            # Declared by an older broker, which knew no such argument: a policy can still set it.
+            # A broker before 4.0 declared it without this argument; a policy can still set the limit.
             _log.warning(
                 "a queue from before RabbitMQ 4.0 drops messages after 20 deliveries",
                 queue=error.name,
                 do="rabbitmqctl set_policy with delivery-limit -1 on it",
             )
-            as_it_is = {name: value for name, value in old.arguments.items() if name != DELIVERY_LIMIT}
-            queues = (replace(one, arguments=as_it_is) if one is old else one for one in wanted.queues)
+            without_limit = {name: value for name, value in old.arguments.items() if name != DELIVERY_LIMIT}
+            queues = (replace(one, arguments=without_limit) if one is old else one for one in wanted.queues)
             wanted = replace(wanted, queues=tuple(queues))
 
 
@@ -184,10 +183,10 @@ def limits_deliveries(connection: Connection) -> bool:
 
 
 def apply_topology(settings: Settings, *, with_demonstration: bool = False) -> Ladder:
-    """Declare all that the settings describe; idempotent."""
+    """Declare every topology of the settings. Declaring twice changes nothing."""
     connection = connect(access_to(settings, "dlqbatch topology"))
     try:
-        ladder = ladder_of(settings)
+        ladder = default_ladder(settings)
         if changing(connection):
             from dlqbatch.topology.delays import ChangeUnderWay  # noqa: PLC0415  (no drain changes a delay)
 

@@ -1,14 +1,14 @@
-"""Changing the delay of a queue without losing, doubling or stranding what waits in it.
+"""`topology apply --change-ttl`: change the TTL of a delay queue without losing or doubling a message.
 
-A queue's TTL cannot be changed: it has to be emptied, deleted and declared anew. Meanwhile a relay, a queue that has
-the new delay already, stands in for it:
+The TTL of a queue cannot be changed: the queue has to be emptied, deleted and declared again. Meanwhile a relay queue
+with the new TTL takes its place:
 
-    1  declare the relay, and move the bindings to it         what is new waits in the relay
+    1  declare the relay, and move the bindings to it         new messages wait in the relay
     2  wait until the old queue is empty, and delete it       at most the old delay
-    3  declare it anew, and move the bindings back            what is new waits where it belongs
+    3  declare it with the new TTL, move the bindings back    new messages wait in the queue again
     4  wait until the relay is empty, and delete it           at most the new delay
 
-Which step is next can be read off what is there, so that whoever was killed can be followed by somebody else.
+The next step follows from what is on the broker, so that any process can go on with a change that was cut off.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from dlqbatch.errors import BrokerLost, ChannelRefused, DlqbatchError
 from dlqbatch.topology.model import CHANGING, TTL, Binding, Queue, relay_of
 
 _GRACE: Final = 2.0
-"""Seconds for a run that has looked for the mark just before it was made, and declares now."""
+"""Seconds for a run that looked for the mark just before it was made, and may still declare."""
 _LOOK_EVERY: Final = 0.2
 _QUIET: Final = 12.0
-"""Seconds that a quorum queue has to be empty by every count: the counts of what it holds for its dead-letter exchange
-are statistics, renewed every five seconds."""
+"""Seconds that a quorum queue has to be empty by every count. How many messages it holds for its dead-letter exchange
+is a statistic, which is renewed every five seconds."""
 _API_RESTARTS_WITHIN: Final = 60.0
-"""Seconds in which the management API may be restarted; a longer wait would keep every run from declaring."""
+"""Seconds without the management API after which a change is cut off; until it ends no run declares anything."""
 
 
 class ChangeUnderWay(DlqbatchError):
@@ -49,7 +49,7 @@ class ChangeUnderWay(DlqbatchError):
 
 
 class ChangeNotSafe(DlqbatchError):
-    """Whether a quorum queue is empty only the management API can tell."""
+    """Only the management API can tell whether a quorum queue is empty, and it does not answer."""
 
     exit_code = 2
 
@@ -61,7 +61,7 @@ class ChangeNotSafe(DlqbatchError):
 
 
 class ChangeCutOff(DlqbatchError):
-    """The management API tells no more whether a quorum queue is empty."""
+    """The management API stopped telling whether a quorum queue is empty."""
 
     exit_code = 4
 
@@ -75,14 +75,14 @@ class ChangeCutOff(DlqbatchError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A delay queue as it is to be."""
+    """A delay queue with the TTL that the settings want."""
 
     queue: Queue
     bindings: tuple[Binding, ...]
-    """All that leads into it."""
+    """Every binding that leads into it."""
     is_quorum: bool
     entered_directly: bool
-    """Drains publish into it through the default exchange as well, which nobody can unbind."""
+    """Drains also publish to it by the default exchange, which nobody can unbind."""
 
 
 class Step(Enum):
@@ -95,7 +95,7 @@ class Step(Enum):
 class _Change:
     wanted: Wanted
     calm_at: float
-    """When nobody publishes to the queue any more without a binding; on the monotonic clock."""
+    """When nobody publishes to it by the default exchange any more; on the monotonic clock."""
     step: Step = Step.EMPTYING
     empty_since: float | None = None
     unknown_since: float | None = None
@@ -111,21 +111,21 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Changes delays, any number at once; only one such change may be at work on a virtual host."""
+    """Changes any number of delays at once; only one process may do so on a virtual host."""
 
     connection: Connection
     messages: Callable[[str], int | None]
-    """All that a queue holds, by the management API; None if nobody knows."""
+    """How many messages a queue holds by the management API; None if that is not known."""
     calm_after: float
-    """Seconds after which every run that had begun before has ended."""
+    """Seconds after which every run that began before the change has ended."""
     report: Callable[[str, str], None] = lambda _queue, _step: None
-    """The queue, and which step it has come to."""
+    """Called with the queue and the step that it has reached."""
     quiet: float = _QUIET
     grace: float = _GRACE
     restarts_within: float = _API_RESTARTS_WITHIN
 
     def change(self, queues: Sequence[Wanted]) -> None:
-        """Blocks for the old and the new delay of the slowest; may be cut at any point and called again."""
+        """Block for the longest old and the longest new delay; may be killed at any point and called again."""
         mark = Scratch(self.connection)
         try:
             self._mark(mark)
@@ -144,7 +144,7 @@ class Delays:
 
     @staticmethod
     def _mark(mark: Scratch) -> None:
-        """The queue stays when we are cut off, the consumer does not: so one may follow, but never two at once."""
+        """A queue that outlives this process, and an exclusive consumer that does not: no two changes at once."""
         mark.call("queue_declare", queue=CHANGING, durable=True)
         try:
             mark.call("basic_consume", queue=CHANGING, on_message_callback=_ignore, exclusive=True)
@@ -161,7 +161,7 @@ class Delays:
                 change.step = Step.DONE
                 return
         elif not relay_is_there:
-            change.step = Step.DONE  # nothing to empty: it is declared with all the others
+            change.step = Step.DONE  # there is nothing to empty; it is declared with the rest of the topology
             return
         else:
             self._declare(change.queue)
@@ -169,12 +169,12 @@ class Delays:
         if not relay_is_there:
             self._declare(change.relay)
         change.step = Step.RETURNING if is_new else Step.EMPTYING
-        self._turn(change)
+        self._move_bindings(change)
         self.report(change.queue.name, change.step.value)
 
     def _go_on(self, change: _Change) -> None:
-        # Again and again: whoever declared the topology just now has bound what must not be bound.
-        self._turn(change)
+        # Every time, because a run that declares the topology meanwhile makes the old bindings again.
+        self._move_bindings(change)
         if change.step is Step.EMPTYING:
             if self._replace_if_empty(change):
                 change.step, change.empty_since = Step.RETURNING, None
@@ -183,20 +183,20 @@ class Delays:
             change.step = Step.DONE
             self.report(change.queue.name, change.step.value)
 
-    def _turn(self, change: _Change) -> None:
-        """Lead what is new to where it has to wait; in one write, so that hardly anything comes in between."""
+    def _move_bindings(self, change: _Change) -> None:
+        """Move the bindings to the queue in which new messages have to wait."""
         old, new = change.queue.name, change.relay.name
         if change.step is Step.RETURNING:
             old, new = new, old
-        self._send(_turn(change.wanted.bindings, old, new))
+        self._send(_unbind_and_bind(change.wanted.bindings, old, new))
 
     def _replace_if_empty(self, change: _Change) -> bool:
-        """Delete it, declare it anew and move the bindings back in one go, or none of it."""
+        """Delete it, declare it again and move the bindings back, all or nothing."""
         queue = change.queue
         if not self._looks_empty(change, queue.name):
             return False
         anew = spec.Queue.Declare(queue=queue.name, durable=True, nowait=True, arguments=dict(queue.arguments))
-        back = _turn(change.wanted.bindings, change.relay.name, queue.name)
+        back = _unbind_and_bind(change.wanted.bindings, change.relay.name, queue.name)
         return self._send_if_empty([_delete(change, queue.name), anew, *back])
 
     def _delete_if_empty(self, change: _Change, queue: str) -> bool:
@@ -212,12 +212,12 @@ class Delays:
         return True
 
     def _send(self, methods: Sequence[Method]) -> None:
-        """Send all without waiting in between, as pika would: what is published meanwhile has nowhere to go."""
+        """Send all methods in one write: pika would wait after each, with messages unroutable meanwhile."""
         refusals: list[BaseException] = []
         answers: list[object] = []
         channel = self.connection.open_channel()
         channel.add_on_close_callback(lambda _, error: refusals.append(error))
-        # The one method here that cannot be sent without asking for an answer, which pika would call unexpected.
+        # AMQP has no nowait for unbind, and pika closes the channel at an answer that it does not expect.
         channel.callbacks.add(channel.channel_number, spec.Queue.UnbindOk, _ignore, one_shot=False)
         for method in methods:
             channel._send_method(method)  # noqa: SLF001  (its public methods wait for one another)
@@ -232,7 +232,7 @@ class Delays:
         raise BrokerLost(describe(error)) from error
 
     def _looks_empty(self, change: _Change, queue: str) -> bool:
-        """Whether it may be deleted. A classic queue the broker checks itself; a quorum queue has to be watched."""
+        """Whether it may be deleted. The broker itself refuses to delete a classic queue that holds a message."""
         with self.connection.scratch() as scratch:
             ready = scratch.ready(queue)
         if not change.wanted.is_quorum:
@@ -265,7 +265,7 @@ class Delays:
             scratch.call("queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments))
 
 
-def _turn(bindings: Sequence[Binding], old: str, new: str) -> list[Method]:
+def _unbind_and_bind(bindings: Sequence[Binding], old: str, new: str) -> list[Method]:
     methods: list[Method] = []
     for one in bindings:
         methods.append(spec.Queue.Unbind(queue=old, exchange=one.exchange, routing_key=one.key, arguments={}))
@@ -276,9 +276,9 @@ def _turn(bindings: Sequence[Binding], old: str, new: str) -> list[Method]:
 
 
 def _delete(change: _Change, queue: str) -> Method:
-    # A quorum queue knows no "if empty": asking for it would close the connection.
+    # For a quorum queue if_empty would close the connection.
     return spec.Queue.Delete(queue=queue, if_empty=not change.wanted.is_quorum, nowait=True)
 
 
 def _ignore(*_: object) -> None:
-    """The callback for the mark, where nothing is published, and for answers that say nothing."""
+    """The callback of the consumer of the mark, and for answers to unbind."""

@@ -1,4 +1,4 @@
-"""Reading a topology back: by AMQP whether a part is there and as wanted, by the management API what else it is."""
+"""Reads how a topology is on the broker: by AMQP whether each part is as wanted, by the management API the rest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dlqbatch.topology.model import DEAD_LETTER_EXCHANGE, QUEUE_TYPE, Binding, T
 from dlqbatch.topology.plan import Difference, Reading, differing
 
 _Parts = dict[tuple[str, str], tuple[Difference, ...] | None]
-"""How the parts that are there differ, by kind and name; None where that may not be asked."""
+"""The differences of each part that exists, by kind and name; None where this login may not declare it."""
 
 
 class Reader(Client):
-    """What topologies need of the management API; None where it does not answer."""
+    """Questions about topologies to the management API; each returns None where it does not answer."""
 
     def messages(self, queue: str) -> int | None:
-        """All that a queue holds, also what it could not dead-letter yet."""
+        """How many messages a queue holds, with those that it could not dead-letter yet."""
         number = self._of_queue(queue, "messages")
         return number if isinstance(number, int) else None
 
@@ -39,7 +39,7 @@ class Reader(Client):
 
     @none_if_unanswered
     def dead_lettering(self) -> dict[str, str] | None:
-        """The dead-letter exchange that is in effect for each queue in the virtual host that has one."""
+        """The dead-letter exchange of each queue in the virtual host that has one, by its declaration or a policy."""
         found: dict[str, str] = {}
         for queue in self.queues("name,arguments,effective_policy_definition"):
             arguments, policy = queue.get("arguments"), queue.get("effective_policy_definition")
@@ -63,7 +63,7 @@ class Reader(Client):
 
 
 def read(connection: Connection, topology: Topology, reader: Reader) -> Reading:
-    """Makes nothing: a part is only compared once it is known to be there."""
+    """Compare each part that exists with the topology. Nothing is declared that does not exist."""
     parts: _Parts = {}
     with connection.scratch() as scratch:
         for exchange in topology.exchanges:
@@ -71,7 +71,7 @@ def read(connection: Connection, topology: Topology, reader: Reader) -> Reading:
         for queue in topology.queues:
             _compare(scratch, parts, "queue", queue.name, arguments=dict(queue.arguments))
     for queue in topology.queues:
-        # The broker's refusal names the first argument that differs; the API knows them all.
+        # The broker refuses at the first argument that differs; the API shows every argument.
         if parts.get(("queue", queue.name), ()) != () and (arguments := reader.arguments(queue.name)) is not None:
             every = differing(queue.arguments, arguments)
             parts["queue", queue.name] = _joined(parts["queue", queue.name] or (), every)
@@ -81,7 +81,7 @@ def read(connection: Connection, topology: Topology, reader: Reader) -> Reading:
 
 
 def _compare(scratch: Scratch, parts: _Parts, kind: str, name: str, **wanted: Any) -> None:
-    """Note how a part differs that is there."""
+    """Note how this part differs, if it exists."""
     try:
         if not scratch.is_there(kind, name):
             return
@@ -100,7 +100,7 @@ def _compare(scratch: Scratch, parts: _Parts, kind: str, name: str, **wanted: An
 
 
 def _joined(by_broker: tuple[Difference, ...], by_api: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """The type of a queue may be a default that neither side wrote down: there the broker's own word counts."""
+    """Every difference; that of the queue type only if the broker names it, because the type may be a default."""
     named = {difference.argument for difference in by_broker}
     every = {one.argument: one for one in by_api if one.argument != QUEUE_TYPE or one.argument in named}
     return (*(one for one in by_broker if one.argument not in every), *every.values())

@@ -1,4 +1,4 @@
-"""`topology plan`, `apply`, `export` and `delete`, each from the settings to its result."""
+"""`topology plan`, `apply`, `export` and `delete`: each takes the settings and returns what the command shows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from dlqbatch.broker.queue_types import quorum_queues
 from dlqbatch.broker.versions import LIMITS_DELIVERIES
 from dlqbatch.errors import SettingsError, TopologyMismatch
 from dlqbatch.settings import Settings
-from dlqbatch.settings.topologies import default_ladder as ladder_of
-from dlqbatch.settings.topologies import topologies
+from dlqbatch.settings.topologies import default_ladder, topologies
 from dlqbatch.topology import declare, delays, inspect
 from dlqbatch.topology.declare import kinds_of, limits_deliveries, matched
 from dlqbatch.topology.kinds import KINDS, Kind, PerQueue, demonstration, whole
@@ -24,14 +23,14 @@ from dlqbatch.topology.plan import DIFFERENT, Difference, Plan, compare, definit
 from dlqbatch.topology.remove import Removal, foresee, remove, return_exchanges
 
 _ASKS_AGAIN_AFTER: Final = 5.0
-"""Seconds; each question that stays unanswered can take fifteen, in which nothing else is done."""
+"""Seconds between two questions to a management API that does not answer: each can block for fifteen."""
 _MARGIN: Final = 5.0
-"""Seconds that a run may need beyond its bounds to begin and to end."""
+"""Seconds that a run may take beyond its bounds, to begin and to end."""
 _OLD_LIMIT: Final = Difference(DELIVERY_LIMIT, "none", "-1")
 
 
 def choose(settings: Settings, what: Sequence[str]) -> tuple[Kind, ...]:
-    """The topologies of these names and kinds; without any, all of them."""
+    """The topologies of these names or kinds; all of them if nothing is named."""
     kept = topologies(settings)
     if not what:
         return tuple(kept.values())
@@ -56,9 +55,9 @@ def choose(settings: Settings, what: Sequence[str]) -> tuple[Kind, ...]:
 @dataclass(frozen=True, slots=True)
 class Applied:
     plan: Plan
-    """What there was to do."""
+    """What was to do before anything was done."""
     delays: tuple[str, ...] = ()
-    """The queues whose delay differs, or is half changed."""
+    """The delay queues whose TTL differs, or whose change was cut off."""
     is_marked: bool = False
     """A change of a delay is under way, or was cut off: no run declares anything."""
     is_done: bool = True
@@ -81,11 +80,11 @@ def apply(
     with_demonstration: bool = False,
     report: Callable[[str, str], None] = lambda _queue, _step: None,
 ) -> Applied:
-    """Declare what is missing; a delay that differs is changed if that is asked for, else nothing is done at all."""
+    """Declare what is missing. If a delay differs, change it with `change_ttl`, and do nothing without."""
     with _connection(settings) as connection:
         reader = inspect.Reader(management_api(settings))
         found, _ = _plan(connection, reader, kinds)
-        # Whoever was cut off may have been at work on another topology of ours: that has to be ended as well.
+        # A change that was cut off may concern another topology of ours; it has to be finished as well.
         concerned = tuple(dict.fromkeys((*kinds, *kinds_of(settings))))
         to_change = _delays(connection, found, kinds, concerned)
         for item in found.of(DIFFERENT):
@@ -99,12 +98,12 @@ def apply(
             _change(settings, connection, reader, concerned, to_change, report)
         matched(connection, kinds, declare.declare)
         if with_demonstration:
-            declare.declare(connection, demonstration(ladder_of(settings)))
+            declare.declare(connection, demonstration(default_ladder(settings)))
         return Applied(found, to_change)
 
 
 def export(settings: Settings, kinds: Sequence[Kind], version: tuple[int, ...] | None) -> dict[str, object]:
-    """Definitions for a broker of this version, else of the version of the one that the settings name."""
+    """Definitions for a broker of this version; without a version, for the broker of the settings."""
     if version is None:
         with _connection(settings) as connection:
             limited = limits_deliveries(connection)
@@ -116,7 +115,7 @@ def export(settings: Settings, kinds: Sequence[Kind], version: tuple[int, ...] |
 def delete(
     settings: Settings, kinds: Sequence[Kind], *, with_messages: bool = False, dry_run: bool = False
 ) -> tuple[Removal, ...]:
-    """All of it or nothing: if one part must stay, none goes; what other topologies of ours share stays anyway."""
+    """Delete all parts, or none if one of them must stay. What other topologies of ours share stays in any case."""
     with _connection(settings) as connection:
         if declare.changing(connection):
             raise delays.ChangeUnderWay
@@ -146,7 +145,7 @@ def _connection(settings: Settings) -> Iterator[Connection]:
 def _plan(connection: Connection, reader: inspect.Reader, kinds: Sequence[Kind]) -> tuple[Plan, Topology]:
     wanted = whole(kinds, unlimited_deliveries=limits_deliveries(connection))
     found = inspect.read(connection, wanted, reader)
-    # Declared by a broker before 4.0, which knew no such argument: no error, and `apply` warns of it.
+    # A broker before 4.0 declared the queue without this argument: that is no difference, and `apply` warns.
     parts = {
         part: None if differs is None else tuple(one for one in differs if one != _OLD_LIMIT)
         for part, differs in found.parts.items()
@@ -155,11 +154,11 @@ def _plan(connection: Connection, reader: inspect.Reader, kinds: Sequence[Kind])
 
 
 def _delays(connection: Connection, found: Plan, kinds: Sequence[Kind], concerned: Sequence[Kind]) -> tuple[str, ...]:
-    """Delay queues whose TTL is to be changed, and those where somebody was cut off in doing so."""
+    """The delay queues whose TTL differs, and those with a relay left by a change that was cut off."""
     differing = found.ttl_changes(queue for kind in kinds for queue in kind.delay_queues)
     relays = {relay_of(queue): queue for kind in concerned for queue in kind.delay_queues}
-    half_done = (relays[relay] for relay in declare.existing(connection, relays))
-    return tuple(dict.fromkeys((*differing, *half_done)))
+    left_behind = (relays[relay] for relay in declare.existing(connection, relays))
+    return tuple(dict.fromkeys((*differing, *left_behind)))
 
 
 def _change(
@@ -185,7 +184,7 @@ def _change(
                 raise delays.ChangeNotSafe(queue.name, reader.silent)
         bindings = tuple(one for one in topology.bindings if one.queue == queue.name)
         wanted.append(delays.Wanted(queue, bindings, is_quorum, entered_directly=queue.name in direct))
-    # A change takes minutes: that the API failed once must not count until the end, as it does for a plan.
+    # A change takes minutes, in which the API may fail and come back; a plan does not ask again.
     retrying = inspect.Reader(management_api(settings), asks_again_after=_ASKS_AGAIN_AFTER)
     delays.Delays(
         connection,

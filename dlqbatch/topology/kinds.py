@@ -1,8 +1,8 @@
-"""The kinds of topology that a deployment can keep, any number of each: the delay ladder, per-queue and pipeline.
+"""The three kinds of topology; a deployment can have any number of each.
 
 ladder     retry-queue, N delay queues with a TTL each, N retry queues behind them, the dead-letter queue
-per-queue  X dead-letters into X.retry, which the drain takes from; X.delay leads back to X when its time is up
-pipeline   an exchange, the queue of its workers, and the queue of what they gave up
+per-queue  X dead-letters to X.retry, which the drain takes from; X.delay returns messages to X after its TTL
+pipeline   an exchange, the queue of its workers, and a queue for their dead letters
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dlqbatch.topology.model import (
 )
 
 _PIPELINE_DELIVERIES: Final = 3
-"""The delivery limit of a pipeline's quorum queue: the fourth failure is the last."""
+"""The delivery limit of a pipeline's quorum queue: the fourth failure dead-letters a message."""
 
 
-class _Drained:
-    """What the kinds that a drain takes from have in common: where a message goes that has failed too often."""
+class _WithDeadLetterQueue:
+    """The part that ladder and per-queue have in common: where a message goes when its retries are used up."""
 
     __slots__ = ()
     queue_type: str
@@ -55,15 +55,15 @@ class _Drained:
     def _dead_letters(self, *, unlimited_deliveries: bool) -> Topology:
         arguments = queue_read(self.dlq_queue_type or self.queue_type, unlimited_deliveries=unlimited_deliveries)
         exchange, queue = self.dlq_exchange, self.dlq_queue
-        # Some installations name the queue's key in their policy, and others its exchange: the queue is bound by both.
+        # Policies of installations name either this key or the exchange as the key, so the queue is bound by both.
         bindings = (Binding(exchange, self.dlq_routing_key, queue), Binding(exchange, exchange, queue))
         return Topology((Exchange(exchange),), (Queue(queue, arguments),), bindings)
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder(_Drained):
+class Ladder(_WithDeadLetterQueue):
     tier_ttls: tuple[int, ...] = (10_000, 15_000, 20_000)
-    """Milliseconds, one for each tier."""
+    """The TTL of each tier in milliseconds."""
     queue_type: str = "classic"
     retry_exchange: str = "retry-exchange"
     retry_routing_key: str = "retry-routing-key"
@@ -74,7 +74,7 @@ class Ladder(_Drained):
     dlq_routing_key: str = "dlq-routing-key"
     dlq_queue: str = "dlq-queue"
     dlq_queue_type: str | None = None
-    """Where several topologies share the dead-letter queue it has a type of its own; None: that of the others."""
+    """The type of the dead-letter queue, where topologies of several types share it; None: the type of the others."""
 
     @property
     def tiers(self) -> int:
@@ -86,23 +86,23 @@ class Ladder(_Drained):
 
     @property
     def home(self) -> str | None:
-        """Any queue's failures may arrive here."""
+        """None: failures of any queue arrive here, and return to that queue."""
         return None
 
     def delay(self, event: str, tier: int) -> Route:
         key = f"binding.{event}.{tier}"
-        # A routing key has at most 255 bytes; the binding `binding.#.N` matches the short one as well.
+        # A routing key has at most 255 bytes; the binding `binding.#.N` also matches the short key.
         return Route(self.delay_exchange, key if len(to_bytes(key)) <= LONGEST_NAME else f"binding.{tier}")
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """First the queue where failures arrive, then what each tier feeds."""
+        """The queue where failures arrive, then the queue behind each tier."""
         later = (Source(way_out.queue, first_stage=False) for way_out in self.ways_out.values())
         return (Source(self.retry_queue, first_stage=True), *later)
 
     @property
     def ways_out(self) -> dict[int, Binding]:
-        """The binding of each tier that leads what leaves its delay queue on: without it the broker drops that."""
+        """The binding behind the delay queue of each tier: without it the broker drops what leaves that queue."""
         return {
             tier: Binding(f"{self.retry_exchange}-{tier}", f"retry.#.{tier}", f"{self.retry_queue}-{tier}")
             for tier in range(1, self.tiers + 1)
@@ -114,7 +114,7 @@ class Ladder(_Drained):
 
     @property
     def own_queues(self) -> frozenset[str]:
-        """The queues in which nothing ever fails: a death there says nothing about the message."""
+        """The queues without workers: a death there is no failure of the message."""
         return self.queue_names | {relay_of(queue) for queue in self.delay_queues}
 
     @property
@@ -130,7 +130,7 @@ class Ladder(_Drained):
         return frozenset(exchange.name for exchange in self.topology().exchanges)
 
     def topology(self, *, unlimited_deliveries: bool = False) -> Topology:
-        """All that has to be declared; `unlimited_deliveries` sets a limit of -1, which brokers before 4.0 refuse."""
+        """What has to be declared; `unlimited_deliveries` sets a limit of -1, which brokers before 4.0 refuse."""
         read = queue_read(self.queue_type, unlimited_deliveries=unlimited_deliveries)
         held = queue_worked_on(self.queue_type)
         exchanges = [Exchange(self.retry_exchange), Exchange(self.delay_exchange)]
@@ -165,21 +165,21 @@ def demonstration(ladder: Ladder) -> Topology:
 
 
 @dataclass(frozen=True, slots=True)
-class PerQueue(_Drained):
+class PerQueue(_WithDeadLetterQueue):
     queue: str
     exchange: str
     exchange_type: str = "topic"
-    """topic or direct: through a fanout exchange what left X.delay would enter it again."""
+    """topic or direct: through a fanout exchange a message that leaves X.delay would enter it again."""
     ttl: int = 10_000
     """Milliseconds in X.delay."""
     queue_type: str = "classic"
     has_delay: bool = True
-    """There is X.delay; without it a message goes back at once, and waits for the next run only."""
+    """There is X.delay; without it a message returns at once, and waits only for the next run."""
     dlq_exchange: str = "dlq-exchange"
     dlq_routing_key: str = "dlq-routing-key"
     dlq_queue: str = "dlq-queue"
     dlq_queue_type: str | None = None
-    """The dead-letter queue's own type, as for a ladder."""
+    """The type of the dead-letter queue, as for a ladder."""
 
     @property
     def retry_exchange(self) -> str:
@@ -203,11 +203,11 @@ class PerQueue(_Drained):
 
     @property
     def home(self) -> str | None:
-        """X.delay leads to this queue alone, wherever a message failed."""
+        """The only queue that X.delay leads to, wherever a message failed."""
         return self.queue
 
     def delay(self, event: str, tier: int) -> Route:  # noqa: ARG002  (there is one delay for every event)
-        # By the default exchange: through X's exchange everybody whose binding matches would see the message again.
+        # By the default exchange: through the exchange of X every queue with a matching binding would get a copy.
         return Route("", self.delay_queue if self.has_delay else self.queue)
 
     @property
@@ -216,7 +216,7 @@ class PerQueue(_Drained):
 
     @property
     def ways_out(self) -> dict[int, Binding]:
-        """The binding that leads what leaves X.delay back to X, as that of the one tier."""
+        """The binding by which messages return from X.delay to X, as that of tier 1."""
         return {1: Binding(self.exchange, self.queue, self.queue)} if self.has_delay else {}
 
     @property
@@ -225,7 +225,7 @@ class PerQueue(_Drained):
 
     @property
     def own_queues(self) -> frozenset[str]:
-        """X is not among them: a death there is a failure."""
+        """All queues but X: a death there is a failure."""
         return frozenset((self.retry_queue, self.delay_queue, relay_of(self.delay_queue), self.dlq_queue))
 
     @property
@@ -261,7 +261,7 @@ class Pipeline:
     exchange: str
     queue: str
     ttl: int = 300_000
-    """Milliseconds after which a message that nobody took is stale, and a dead letter."""
+    """Milliseconds after which a message that nobody took becomes a dead letter."""
     queue_type: str = "classic"
 
     @property
@@ -270,12 +270,12 @@ class Pipeline:
 
     @property
     def dead_letter_queue(self) -> str:
-        """The queue is called as the exchange that leads to it."""
+        """It has the name of the exchange that leads to it."""
         return self.dead_letter_exchange
 
     @property
     def delay_queues(self) -> tuple[str, ...]:
-        """There is none: what waits in the workers' queue waits for a worker."""
+        """None: a pipeline does not delay."""
         return ()
 
     @property
@@ -294,10 +294,10 @@ class Pipeline:
         dead = self.dead_letter_queue
         work = {DEAD_LETTER_EXCHANGE: dead, TTL: self.ttl, **queue_worked_on(self.queue_type)}
         if self.queue_type == "quorum":
-            # A classic queue counts no deliveries, and the broker refuses the argument; there the worker counts.
+            # The broker refuses this argument for a classic queue, which counts no deliveries; there the worker counts.
             work[DELIVERY_LIMIT] = _PIPELINE_DELIVERIES
         return Topology(
-            # Fanout on both sides: whatever the key, it arrives, and it keeps its key.
+            # Fanout exchanges: a message arrives with any key, and keeps it.
             (Exchange(self.exchange, "fanout"), Exchange(dead, "fanout")),
             (
                 Queue(self.queue, work),
@@ -314,5 +314,5 @@ KINDS: Final = {"ladder": Ladder, "per-queue": PerQueue, "pipeline": Pipeline}
 
 
 def whole(kinds: Iterable[Kind], *, unlimited_deliveries: bool = False) -> Topology:
-    """All that has to be declared, what they share once."""
+    """What has to be declared for all of these; what they share, once."""
     return reduce(add, (kind.topology(unlimited_deliveries=unlimited_deliveries) for kind in kinds), NOTHING)

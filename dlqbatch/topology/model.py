@@ -14,21 +14,21 @@ DELIVERY_LIMIT: Final = "x-delivery-limit"
 
 CLASSIC: Final[dict[str, str | int]] = {QUEUE_TYPE: "classic"}
 QUORUM: Final[dict[str, str | int]] = {QUEUE_TYPE: "quorum"}
-# Only quorum queues have what makes the broker's own hop to the dead-letter exchange safe.
+# Only quorum queues can dead-letter with confirms.
 AT_LEAST_ONCE: Final[dict[str, str | int]] = {
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
 }
 
 CHANGING: Final = "dlqbatch.changing"
-"""The queue that is there while a delay is being changed: no run declares anything, for that would undo a step."""
+"""The queue that exists while a delay is being changed: no run declares anything, because that would undo a step."""
 
 
 def queue_read(queue_type: str, *, unlimited_deliveries: bool) -> dict[str, str | int]:
     """The arguments of a queue that dlqbatch takes from.
 
-    The type is always written down: a virtual host may have quorum as its default, and from 4.0 on a quorum queue drops
-    a message after 20 deliveries unless its limit is set to -1, which older brokers refuse.
+    The type is always set, because the default type of a virtual host may be quorum. From 4.0 on a quorum queue drops a
+    message after 20 deliveries unless its limit is -1, which older brokers refuse.
     """
     if queue_type != "quorum":
         return dict(CLASSIC)
@@ -36,12 +36,12 @@ def queue_read(queue_type: str, *, unlimited_deliveries: bool) -> dict[str, str 
 
 
 def queue_worked_on(queue_type: str) -> dict[str, str | int]:
-    """The arguments of a queue whose messages the broker itself moves on when they fail or expire."""
+    """The arguments of a queue whose messages the broker dead-letters when they fail or expire."""
     return QUORUM | AT_LEAST_ONCE if queue_type == "quorum" else dict(CLASSIC)
 
 
 def relay_of(delay_queue: str) -> str:
-    """The queue that stands in for a delay queue while that is emptied and made anew."""
+    """The queue that takes the place of a delay queue while its TTL is changed."""
     return f"{delay_queue}.relay"
 
 
@@ -79,7 +79,7 @@ class Topology:
     bindings: tuple[Binding, ...]
 
     def __add__(self, other: Topology) -> Topology:
-        """The parts of both, each once: two sets may dead-letter to one place, or work on one exchange."""
+        """The parts of both, each once: two topologies may share a dead-letter queue or an exchange."""
         return Topology(
             self.exchanges + tuple(one for one in other.exchanges if one not in self.exchanges),
             self.queues + tuple(one for one in other.queues if one not in self.queues),
@@ -87,7 +87,7 @@ class Topology:
         )
 
     def without(self, other: Topology) -> Topology:
-        """What of this no part of the other has the name of."""
+        """The parts of this topology whose names the other does not have."""
         exchanges, queues = {one.name for one in other.exchanges}, {one.name for one in other.queues}
         return Topology(
             tuple(one for one in self.exchanges if one.name not in exchanges),
@@ -105,4 +105,4 @@ class Source:
 
     queue: str
     first_stage: bool
-    """Failures arrive here; otherwise it is what a tier feeds, and messages are to return from here."""
+    """Failures arrive here. False: it is behind a tier, and its messages return to their origins."""

@@ -1,4 +1,4 @@
-"""What `topology plan` shows: how a topology and what the broker holds differ, part by part."""
+"""What `topology plan` shows: for each part whether it exists on the broker, and how it differs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a broker reports of the parts that were asked for."""
+    """What a broker reports of the parts of a topology."""
 
     parts: Mapping[tuple[str, str], tuple[Difference, ...] | None]
-    """How the parts that are there differ, by kind and name; None where that may not be asked."""
+    """The differences of each part that exists, by kind and name; None where this login may not declare it."""
     bindings: frozenset[Binding] | None
-    """None where the management API did not answer: AMQP has no way to ask for a binding."""
+    """None where the management API did not answer: AMQP cannot show a binding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Plan:
 
     @property
     def is_done(self) -> bool:
-        """There is nothing to do, as far as the broker tells."""
+        """Nothing is to do, as far as the broker shows."""
         return all(item.state in (SAME, NOT_KNOWN) for item in self.items)
 
     def of(self, state: str) -> tuple[Item, ...]:
         return tuple(item for item in self.items if item.state == state)
 
     def ttl_changes(self, delay_queues: Iterable[str]) -> tuple[str, ...]:
-        """The delay queues of which nothing but the delay differs."""
+        """The delay queues that differ by nothing but their TTL."""
         candidates = frozenset(delay_queues)
         return tuple(
             item.name
@@ -105,7 +105,7 @@ def differing(wanted: Mapping[str, object], found: Mapping[str, object]) -> tupl
 
 
 def definitions(topology: Topology, vhost: str) -> dict[str, object]:
-    """What the broker's own import of definitions takes."""
+    """The topology as definitions that RabbitMQ can import."""
     place = {"vhost": vhost}
     durable = {"durable": True, "auto_delete": False}
     return {

@@ -1,4 +1,4 @@
-"""Taking a topology away: nothing that still holds a message or is used by somebody, unless that is asked for."""
+"""`topology delete`: what is used stays, and without --with-messages every queue that holds a message stays too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNKNOWN: Final = (
 )
 _NO_COUNT: Final = "it does not say how many messages the queue holds"
 _COUNTED_WITHIN: Final = 15.0
-"""Seconds in which a new queue gets a count: RabbitMQ 3.10 took seven."""
+"""Seconds within which the management API counts the messages of a new queue; RabbitMQ 3.10 took seven."""
 _ASKS_EVERY: Final = 0.5
 
 
@@ -34,7 +34,7 @@ class Removal:
     name: str
     is_gone: bool = False
     why: str = ""
-    """Why it stays, if it does."""
+    """Why it stays; empty if it is deleted."""
 
     def as_dict(self) -> dict[str, object]:
         return {"kind": self.kind, "name": self.name, "deleted": self.is_gone, "why": self.why}
@@ -43,9 +43,9 @@ class Removal:
 def foresee(
     connection: Connection, topology: Topology, plan: Plan, reader: Reader, *, with_messages: bool
 ) -> tuple[Removal, ...]:
-    """What there is to be taken away, and of each part why it may not be; looks only."""
+    """What would be deleted, and for each part that has to stay the reason. Nothing is deleted."""
     differing = {(item.kind, item.name) for item in plan.of(DIFFERENT)}
-    # To wait for counts can take seconds, so what the broker itself knows is asked for afterwards.
+    # First the counts, which can take seconds; what AMQP tells has to be newer.
     queues = () if with_messages else declare.existing(connection, (queue.name for queue in topology.queues))
     counts = _counts(connection, queues, reader)
     found = []
@@ -64,7 +64,7 @@ def foresee(
 
 
 def _dead_lettering(topology: Topology, reader: Reader) -> dict[str, str]:
-    """Why an exchange has to stay: other queues dead-letter to it, as far as the management API tells."""
+    """For each exchange that other queues dead-letter to, why it has to stay; empty without the management API."""
     doomed = {queue.name for queue in topology.queues}
     queues: dict[str, list[str]] = {}
     for queue, exchange in sorted((reader.dead_lettering() or {}).items()):
@@ -75,7 +75,7 @@ def _dead_lettering(topology: Topology, reader: Reader) -> dict[str, str]:
 
 
 def _counts(connection: Connection, queues: Iterable[str], reader: Reader) -> dict[str, int | None]:
-    """All that each queue holds by the management API, which has no count of a new one for some seconds."""
+    """The messages of each queue by the management API, which has no count of a new queue for some seconds."""
     names, until = tuple(queues), time.monotonic() + _COUNTED_WITHIN
     counts = {queue: reader.messages(queue) for queue in names}
     while None in counts.values() and reader.silent is None and time.monotonic() < until:
@@ -98,9 +98,8 @@ def _obstacle(
         return f"has {answer.consumer_count} consumer(s)"
     if with_messages:
         return ""
-    # What somebody has taken and not settled does not count as ready, nor what a quorum queue could not hand to its
-    # dead-letter exchange yet. The API's count is up to ten seconds old, so what became hidden since is missed. A
-    # change of a delay works under load, and watches for that long; who deletes has ended all use (docs/topology.md).
+    # Messages that are unacknowledged, or that a quorum queue could not dead-letter yet, do not count as ready. The
+    # API counts them too, but up to ten seconds late: whoever deletes has to end all use before (docs/topology.md).
     counted = counts.get(queue)
     if held := max(int(answer.message_count), counted or 0):
         return f"holds {held} message(s)"
@@ -110,15 +109,15 @@ def _obstacle(
 def remove(
     connection: Connection, foreseen: Iterable[Removal], quorum: frozenset[str], *, with_messages: bool
 ) -> tuple[Removal, ...]:
-    """Queues first; an exchange that others are still bound to stays."""
+    """Delete the queues, then the exchanges; an exchange with a binding left stays."""
     done = []
     with connection.scratch() as scratch:
         for one in foreseen:
             conditions: dict[str, bool] = {"if_unused": True}
             if one.kind == "queue":
-                # A quorum queue knows neither condition: asking for one would close the connection.
-                is_free = one.name in quorum
-                conditions = {"if_unused": not is_free, "if_empty": not (is_free or with_messages)}
+                # For a quorum queue either condition would close the connection.
+                is_quorum = one.name in quorum
+                conditions = {"if_unused": not is_quorum, "if_empty": not (is_quorum or with_messages)}
             try:
                 scratch.call(f"{one.kind}_delete", **{one.kind: one.name}, **conditions)
             except ChannelRefused as refused:
@@ -131,7 +130,7 @@ def remove(
 
 
 def return_exchanges(connection: Connection, queues: Iterable[str], reader: Reader) -> tuple[Removal, ...]:
-    """The way back to each of the queues, and by the management API every way back whose queue is gone."""
+    """The return exchanges of these queues, and those without a binding that the management API shows."""
     names = {return_exchange(queue) for queue in queues}
     with connection.scratch() as scratch:
         found = {name for name in names if scratch.is_there("exchange", name)}
