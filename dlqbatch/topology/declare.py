@@ -188,7 +188,7 @@ def apply_topology(settings: Settings, *, with_demonstration: bool = False) -> L
     try:
         ladder = default_ladder(settings)
         if changing(connection):
-            from dlqbatch.topology.delays import ChangeUnderWay  # noqa: PLC0415  (no drain changes a delay)
+            from dlqbatch.topology.change_ttl import ChangeUnderWay  # noqa: PLC0415  (no drain changes a delay)
 
             raise ChangeUnderWay
         matched(connection, kinds_of(settings), declare)

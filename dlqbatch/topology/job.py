@@ -15,7 +15,8 @@ from dlqbatch.broker.versions import LIMITS_DELIVERIES
 from dlqbatch.errors import SettingsError, TopologyMismatch
 from dlqbatch.settings import Settings
 from dlqbatch.settings.topologies import default_ladder, topologies
-from dlqbatch.topology import declare, delays, inspect
+from dlqbatch.topology import declare, inspect
+from dlqbatch.topology.change_ttl import ChangeNotSafe, ChangeUnderWay, Delays, Wanted
 from dlqbatch.topology.declare import kinds_of, limits_deliveries, matched
 from dlqbatch.topology.kinds import KINDS, Kind, PerQueue, demonstration, whole
 from dlqbatch.topology.model import DELIVERY_LIMIT, QUEUE_TYPE, Topology, relay_of
@@ -118,7 +119,7 @@ def delete(
     """Delete all parts, or none if one of them must stay. What other topologies of ours share stays in any case."""
     with _connection(settings) as connection:
         if declare.changing(connection):
-            raise delays.ChangeUnderWay
+            raise ChangeUnderWay
         reader = inspect.Reader(management_api(settings))
         found, wanted = _plan(connection, reader, kinds)
         others = [kind for kind in kinds_of(settings) if kind not in kinds]
@@ -181,12 +182,12 @@ def _change(
         if is_quorum:
             reader.messages(queue.name)
             if reader.silent is not None:
-                raise delays.ChangeNotSafe(queue.name, reader.silent)
+                raise ChangeNotSafe(queue.name, reader.silent)
         bindings = tuple(one for one in topology.bindings if one.queue == queue.name)
-        wanted.append(delays.Wanted(queue, bindings, is_quorum, entered_directly=queue.name in direct))
+        wanted.append(Wanted(queue, bindings, is_quorum, entered_directly=queue.name in direct))
     # A change takes minutes, in which the API may fail and come back; a plan does not ask again.
     retrying = inspect.Reader(management_api(settings), asks_again_after=_ASKS_AGAIN_AFTER)
-    delays.Delays(
+    Delays(
         connection,
         retrying.messages,
         calm_after=settings.max_seconds + settings.settle_seconds + _MARGIN,

@@ -30,7 +30,7 @@ NEVER = {
     *("alembic", "apscheduler", "aws_lambda_powertools", "boto3", "botocore", "dotenv", "mako", "moto", "psutil"),
     *("http.client", "javaproperties", "psycopg", "pydantic_settings", "pygments", "rich", "urllib.request", "xml"),
     *("dlqbatch.demo", "dlqbatch.schedule", "dlqbatch.ingest.rows", "dlqbatch.lifecycle.outbox"),
-    *("dlqbatch.topology.delays", "dlqbatch.topology.inspect", "dlqbatch.check.run", "dlqbatch.broker.management"),
+    *("dlqbatch.topology.change_ttl", "dlqbatch.topology.inspect", "dlqbatch.check.run", "dlqbatch.broker.management"),
     *("dlqbatch.aws.client", "dlqbatch.retain.folder", "dlqbatch.monitor.prometheus", "dlqbatch.monitor.receivers"),
     *("dlqbatch.lifecycle.rules", "dlqbatch.doctor.job", "dlqbatch.lifecycle.strategy", "dlqbatch.replay.risks"),
     *(f"dlqbatch.jobs.{name}" for name in ("check", "ingest", "lifecycle", "monitor", "replay", "retain", "topology")),

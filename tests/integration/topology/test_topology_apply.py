@@ -14,9 +14,8 @@ from broker_client import Side
 
 from dlqbatch.errors import TopologyMismatch
 from dlqbatch.settings import Settings, load
-from dlqbatch.topology import delays
 from dlqbatch.topology import job as topology_job
-from dlqbatch.topology.delays import Delays, Step
+from dlqbatch.topology.change_ttl import Delays, Step
 from dlqbatch.topology.kinds import Kind, Ladder, PerQueue, Pipeline, whole
 from dlqbatch.topology.plan import DIFFERENT, NOT_KNOWN, TO_CREATE
 from scripts.servers.management import Management
@@ -203,7 +202,7 @@ def test_a_management_api_that_fails_once_does_not_keep_a_delay_from_being_chang
     old, new = (settings.model_copy(update={"queue_type": "quorum", "tier_ttls": (ttl,)}) for ttl in (50, 60))
     topology_job.apply(old, topology_job.choose(old, ("ladder",)))
     # It is watched for less long, as it is certain that nobody publishes.
-    monkeypatch.setattr(delays, "Delays", partial(Delays, quiet=0.5, grace=0.1))
+    monkeypatch.setattr(topology_job, "Delays", partial(Delays, quiet=0.5, grace=0.1))
     monkeypatch.setattr(topology_job, "_ASKS_AGAIN_AFTER", 0.1)
     fails: list[str] = []
 

@@ -15,7 +15,7 @@ from pika.exceptions import UnroutableError
 
 from dlqbatch.broker.management import Api
 from dlqbatch.topology import declare
-from dlqbatch.topology.delays import ChangeCutOff, ChangeUnderWay, Delays, Wanted, _Change
+from dlqbatch.topology.change_ttl import ChangeCutOff, ChangeUnderWay, Delays, Wanted, _Change
 from dlqbatch.topology.inspect import Reader as Knowing
 from dlqbatch.topology.model import CHANGING, Binding, Exchange, Queue, Topology
 
