@@ -192,14 +192,13 @@ class VirtualHost:
     @cached_property
     def delays(self) -> frozenset[str]:
         """Delay queues: ours, and every queue with a TTL, a dead-letter exchange and no consumer."""
-        ours = frozenset().union(*(part.delay_queues for part in self.deployment.parts))
         others = {
             queue.name
             for queue in self.shared_queues
             if queue.ttl is not None and queue.dead_letter_exchange is not None
             if queue.consumers == 0 and not queue.delivered
         }
-        return ours | (others - self.deployment.own_queues)
+        return self.deployment.delay_queues | (others - self.deployment.own_queues)
 
     @cached_property
     def feeders(self) -> Mapping[str, frozenset[str]]:
@@ -210,16 +209,13 @@ class VirtualHost:
                 found[target].add(queue)
         return {target: frozenset(queues) for target, queues in found.items()}
 
-    @property
-    def dead_letter_queue(self) -> str:
-        return self.deployment.dead_letter_queue
-
     def next_stage(self, queue: QueueFacts) -> str:
         """The queue for its dead letters: the ladder's for failures, the dead-letter queue for what has passed it."""
         retry = self.deployment.retry_queue
         if retry is not None and queue.name not in self.holding | self.deployment.inner_queues:
             return retry
-        return self.dead_letter_queue if queue.name != self.dead_letter_queue else f"{queue.name}.rest"
+        last = self.deployment.dead_letter_queue
+        return f"{last}.rest" if queue.name == last else last
 
     def with_queue(self, name: str, then: str) -> str:
         """The command `then`, after a command that makes this queue if it is not there."""

@@ -727,7 +727,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a fix of doctor's leads failures to the dead letters, without one retry",
         "doctor/virtual_host.py",
         "            return retry\n",
-        "            return self.dead_letter_queue\n",
+        "            return self.deployment.dead_letter_queue\n",
         "integration/doctor/test_doctor_inner.py::test_failures_that_the_ladders_exchange_leads_nowhere",
     ),
     _one(
