@@ -68,7 +68,7 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 class Api:
-    """A client: the address, the login, and the certificates that the broker's own connection uses too."""
+    """One address of the management API, with the login and the certificates of the connection to the broker."""
 
     def __init__(
         self,

@@ -146,6 +146,10 @@ def rabbitmqctl(broker: BrokerFacts, command: str, *words: str) -> str:
     return " ".join(quote(word) for word in ["rabbitmqctl", command, "-p", broker.vhost, *words])
 
 
+def list_consumers(broker: BrokerFacts) -> str:
+    return rabbitmqctl(broker, "list_consumers", "queue_name", "channel_pid", "consumer_tag")
+
+
 def set_event(name: str, retries: int | None) -> str:
     number = "" if retries is None else f" {retries}"
     return f"dlqbatch events set{'' if not name.startswith('-') else ' --'} {quote(name)}{number}"

@@ -183,15 +183,16 @@ class Surveyor(Client):
     def default_queue_type(self) -> str | None:
         answer = self._get_if_allowed("vhosts", self.vhost)
         found = answer.get("default_queue_type") if isinstance(answer, dict) else None
-        return str(found) if found not in {None, "undefined"} else None
+        return found if isinstance(found, str) and found != "undefined" else None
 
     def foreign_consumers(self, queue: str) -> int:
         """Consumers of a queue that are not runs of ours; the tags of ours begin with our name."""
         answer = self._get_if_allowed("queues", self.vhost, queue)
-        details = answer.get("consumer_details") if isinstance(answer, dict) else None
-        if not isinstance(details, list):
+        try:
+            tags = [str(one.get("consumer_tag")) for one in answer["consumer_details"]]
+        except (AttributeError, LookupError, TypeError):
             return 0
-        return sum(not str(one.get("consumer_tag")).startswith(CONSUMERS.decode()) for one in details)
+        return sum(not tag.startswith(CONSUMERS.decode()) for tag in tags)
 
     def stuck(self, queue: str) -> int:
         """Messages that are neither ready, unacknowledged nor delayed."""

@@ -136,7 +136,7 @@ def _consumer_on_ours(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding
     ours = vhost.deployment.inner_queues - vhost.deployment.dead_letter_queues
     if queue.name in ours and queue.strangers:
         what = f"{queue.strangers} consumers that are not dlqbatch take what is to be retried; what they take is gone"
-        fix = commands.rabbitmqctl(vhost.broker, "list_consumers", "queue_name", "channel_pid", "consumer_tag")
+        fix = commands.list_consumers(vhost.broker)
         yield Finding(Code.CONSUMER_ON_OURS, queue.name, what, fix)
 
 

@@ -147,7 +147,7 @@ def _requeued_for_ever(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Findin
         f"{again:.0f} of {all_of_them:.0f} deliveries a second are repeated: a consumer gives back what fails and gets "
         "it again at once. Nothing counts that; reject without requeue, and the ladder counts and waits"
     )
-    fix = commands.rabbitmqctl(vhost.broker, "list_consumers", "queue_name", "channel_pid", "consumer_tag")
+    fix = commands.list_consumers(vhost.broker)
     yield Finding(Code.REQUEUED_FOR_EVER, queue.name, what, fix)
 
 
@@ -303,7 +303,7 @@ def _nack_never_counts(vhost: VirtualHost) -> Iterator[Finding]:
             "they have a delivery limit, and from RabbitMQ 4.3 on basic.nack with requeue does not count towards it: a "
             "consumer that gives back so repeats a message for ever. basic.reject counts"
         )
-        fix = commands.rabbitmqctl(vhost.broker, "list_consumers", "queue_name", "channel_pid", "consumer_tag")
+        fix = commands.list_consumers(vhost.broker)
         yield Finding(Code.NACK_NEVER_COUNTS, listed(limited), what, fix)
 
 

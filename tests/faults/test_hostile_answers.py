@@ -88,6 +88,7 @@ def test_an_answer_nested_without_an_end_is_none() -> None:
 def anything(dice: random.Random, depth: int = 3) -> Any:
     """JSON of any type, with the names that the broker's answers have."""
     names = ("name", "items", "page_count", "source", "routing_key", "alarms", "arguments", "destination", "pattern")
+    names += ("consumer_details", "default_queue_type", "messages")
     kind = dice.randrange(9 if depth else 6)
     if kind < 6:
         return (None, True, -1, 10**30, "text", 0.5)[kind]
