@@ -227,20 +227,21 @@ def _wildcard(pattern: str) -> re.Pattern[str]:
 
 
 def journey_of_failure(
-    journey: Journey, found: Found, trust: Trust, now: int | None, new_id: Callable[[], str], *, to_queue: bool
+    journey: Journey, found: Found, by_exchange: Trust | None, now: int | None, new_id: Callable[[], str]
 ) -> Journey:
     """The journey of a message that has just failed at `found`; `now` is when, if the broker does not say.
 
-    `to_queue`: it is returned to the one queue it failed in; otherwise to its exchange, and to every subscriber.
+    `by_exchange` is whose word counts where it is returned through its exchange, and so to every subscriber; None where
+    it is returned to the queue that it failed in.
     """
     death, identity = found.death, found.identity
     expiration = death.original_expiration if death is not None else None
     if journey is UNMARKED:
         failed_at = death.time if death is not None and death.time is not None else now
-        origin = found.origin if to_queue else trust.vouched(found)
+        origin = found.origin if by_exchange is None else by_exchange.vouched(found)
         return new(Journey, (new_id(), None, 0, 1, origin, failed_at, None, expiration, None, "", False))
     identifier, parent, retries, trips, _, first_failed_at, attempt, recorded_expiration, _, _, _ = journey
-    is_new = identity is Identity.OTHER or (identity is Identity.COPY and to_queue)
+    is_new = identity is Identity.OTHER or (identity is Identity.COPY and by_exchange is None)
     if is_new:
         retries, first_failed_at, recorded_expiration = 0, None, None
     if is_new or identity is Identity.COPY:
@@ -254,7 +255,7 @@ def journey_of_failure(
         parent,
         retries,
         trips + 1,
-        found.origin if to_queue else trust.vouched(found),
+        found.origin if by_exchange is None else by_exchange.vouched(found),
         first_failed_at,
         attempt,
         expiration if expiration is not None else recorded_expiration,

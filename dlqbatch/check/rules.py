@@ -51,7 +51,7 @@ def journey_of(
         journey = own_journey(journey, Identity.OTHER if found.identity is Identity.COPY else found.identity)
         return journey._replace(id=journey.id or new_id())
     # To move it is no trip of it, and without the broker's word nobody knows when it failed.
-    return journey_of_failure(journey, found, trust, None, new_id, to_queue=True)._replace(trips=journey.trips)
+    return journey_of_failure(journey, found, None, None, new_id)._replace(trips=journey.trips)
 
 
 @dataclass(frozen=True, slots=True)

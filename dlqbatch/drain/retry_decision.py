@@ -118,7 +118,7 @@ def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
         # Where we sent it through an exchange, it has copies. The origin shows the dead store which copy failed.
         journey = journey._replace(id=journey.id or new_id(), trips=journey.trips + 1, origin=found.origin)
         return DeadLetter(journey, TOO_MANY_TRIPS if journey.trips > rules.max_trips else ATTEMPT_FAILED)
-    journey = journey_of_failure(journey, found, rules.trust, now, new_id, to_queue=rules.return_to_queue)
+    journey = journey_of_failure(journey, found, None if rules.return_to_queue else rules.trust, now, new_id)
     if journey.trips > rules.max_trips:
         return DeadLetter(journey, TOO_MANY_TRIPS)
     if rules.home is not None and found.origin.queue != rules.home:
