@@ -24,8 +24,7 @@ from dlqbatch.broker.publisher import Publisher
 from dlqbatch.broker.queue_types import quorum_queues
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import depths
-from dlqbatch.consumer.failure import failure_of
-from dlqbatch.consumer.message import Copies, Message
+from dlqbatch.consumer.message import Copies, Message, failure_of
 from dlqbatch.errors import BrokerLost, ChannelRefused
 from dlqbatch.ingest.dialects import Failure
 

@@ -1,10 +1,11 @@
-"""One delivery as its worker sees it, and the copies that the worker publishes of it."""
+"""A delivery as its worker sees it, the failure of its handler, and the copies that the worker publishes of it."""
 
 from __future__ import annotations
 
 import time
+import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -33,6 +34,36 @@ class Context:
     message_id: str | None
     headers: Mapping[str, object]
     """The publisher's: without ours and those of the broker, so that they may be passed on."""
+
+
+def failure_of(handler: Callable[[bytes, Context], object], body: bytes, context: Context) -> Failure | None:
+    """Why the handler failed, None if it did not; never raises, whatever the handler does."""
+    try:
+        made = handler(body, context)
+        if isinstance(made, (Awaitable, Generator, AsyncGenerator)):
+            # Wrapped in something that is no coroutine itself: nothing of it has run.
+            raise TypeError(f"the handler returned {type(made).__name__}, which nobody waits for")  # noqa: TRY301  (recorded as any other failure)
+    except BaseException as error:  # noqa: BLE001  (a handler that calls sys.exit() has failed like any other)
+        return failure_from(error)
+    return None
+
+
+def failure_from(error: BaseException) -> Failure:
+    kind = _text_of(lambda: _name(type(error)), "?")
+    stack = _text_of(lambda: "".join(traceback.format_exception(error)), "")
+    return Failure(kind, _text_of(lambda: str(error), f"<{kind}>"), stack)
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text_of(write: Callable[[], str], otherwise: str) -> str:
+    try:
+        # Half a character could not be written as UTF-8.
+        return write().encode("utf-8", "replace").decode()
+    except BaseException:  # noqa: BLE001  (an exception whose own text fails must not end the worker)
+        return otherwise
 
 
 @dataclass(frozen=True, slots=True)
