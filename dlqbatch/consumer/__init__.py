@@ -30,8 +30,8 @@ from typing import Final
 from dlqbatch import logs
 from dlqbatch.amqp.patterns import TopicTrie
 from dlqbatch.broker.access import Access, connect
-from dlqbatch.consumer.link import Link
 from dlqbatch.consumer.message import Context
+from dlqbatch.consumer.run import Link
 from dlqbatch.errors import BrokerLost, BrokerUnreachable, ChannelRefused, LoginRefused, TopologyMissing
 
 __all__ = ["Consumer", "Context"]

@@ -14,7 +14,7 @@ from workers import DEAD, EVENT, KINDS, QUEUE, STEP, make_step, publish, working
 
 from dlqbatch.broker import access
 from dlqbatch.broker.publisher import Publisher
-from dlqbatch.consumer import Consumer, link
+from dlqbatch.consumer import Consumer, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,7 +239,7 @@ def test_what_the_broker_refuses_again_and_again_stops_and_doubles_no_other(
 def test_a_worker_that_holds_as_many_as_it_may_takes_no_more(
     broker_url: str, side: Side, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link, "_MOST_UNSETTLED", 2)
+    monkeypatch.setattr(run, "_MOST_UNSETTLED", 2)
     make_step(side, "classic")
     side.channel.queue_unbind(DEAD, DEAD)
     calls: list[bytes] = []
@@ -259,7 +259,7 @@ def test_a_confirm_that_never_comes_stops_neither_the_others_nor_the_end(
 ) -> None:
     """As of a quorum queue without its majority."""
     monkeypatch.setattr(Publisher, "_settle", lambda *_, **__: None)
-    monkeypatch.setattr(link, "_ANSWERED_WITHIN", 0.5)
+    monkeypatch.setattr(run, "_ANSWERED_WITHIN", 0.5)
     make_step(side, kind)
     calls: list[bytes] = []
     publish(side, b"bad")
