@@ -133,7 +133,7 @@ class BindingFacts:
     destination: str
     to_queue: bool = True
     properties_key: str = field(default="", compare=False)
-    """The name that the management API gives a binding among all between its exchange and its queue."""
+    """The name of a binding in the management API, unique between its exchange and its queue."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> BindingFacts:

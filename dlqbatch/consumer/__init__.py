@@ -1,4 +1,4 @@
-"""For workers written in Python: it counts failures, and dead-letters with the reason what it gives up.
+"""For workers written in Python: it counts failures, and dead-letters with the reason what failed too often.
 
     consumer = Consumer("amqp://…", queue="settlement.requested", max_retries=3)
 
@@ -7,10 +7,10 @@
 
     consumer.run()
 
-A handler that returns has done its work, and the message is acknowledged. One that raises is tried again up to
-`max_retries` times; then the message goes to the dead-letter exchange with the exception in its headers. Nothing is
-acknowledged before its copy was confirmed. Handlers run one at a time in a thread of their own, so that a long one
-costs no heartbeat.
+A handler that returns has done its work, and the message is acknowledged. When it raises, the message is tried again up
+to `max_retries` times; then it goes to the dead-letter exchange with the exception in its headers. Nothing is
+acknowledged before its copy was confirmed. Handlers run singly in a thread of their own, so that a long handler costs
+no heartbeat.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ log = logs.get(__name__)
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 """Seconds between two attempts to connect."""
 _TICK: Final = 0.05
-"""Seconds after which such a wait looks whether it is still wanted."""
+"""Seconds after which such a wait checks whether the consumer was stopped."""
 ONE_REQUEST_SECONDS: Final = 1.0
-"""Seconds in which SIGTERM twice is one: `timeout 60 python worker.py` sends it to the process, and to its group."""
+"""Seconds in which a second SIGTERM is ignored: `timeout 60 python worker.py` signals the process and its group."""
 
 
 _LATE: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 class Consumer:
-    """One worker of one queue; `run` blocks until a signal or `stop`."""
+    """A worker of a queue; `run` blocks until a signal or `stop`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Consumer:
         prefetch: int = 1,
         heartbeat: int = 20,
     ) -> None:
-        """`dead_letters` is an exchange, by default `dlq.` and the queue; several urls are tried in turn."""
+        """`dead_letters` is an exchange, by default `dlq.QUEUE`; several urls are tried in turn."""
         if not queue or dead_letters == "" or max_retries < 0 or not 1 <= prefetch < 1 << 16:
             raise ValueError("queue and dead_letters are names, max_retries is at least 0, prefetch from 1 to 65535")
         self.queue = queue
@@ -83,7 +83,7 @@ class Consumer:
             if event in self._handlers:
                 raise ValueError(f"'{event}' has a handler already")
             if any(is_late(handler) for is_late in _LATE):
-                # Called it would only be made ready, and its message acknowledged with nothing done.
+                # A call would run nothing of it, and its message would be acknowledged.
                 raise TypeError(f"the handler of '{event}' is a coroutine or a generator; run it from a plain function")
             self._handlers[event] = handler
             self._topics = TopicTrie(self._handlers)
@@ -99,7 +99,7 @@ class Consumer:
         return None if best is None else self._handlers[best]
 
     def stop(self) -> None:
-        """End `run` when the handler that is at work has finished; from any thread."""
+        """End `run` when the current handler has finished; callable from any thread."""
         self._is_stopping = True
 
     @property
@@ -107,9 +107,9 @@ class Consumer:
         return self._is_stopping
 
     def run(self) -> None:
-        """Work until stopped; connect again whenever the connection goes.
+        """Work until stopped; connect again whenever the connection is lost.
 
-        What is wrong from the start (a login that is refused, no such queue or exchange, no right to read) is raised.
+        An error from the start (a refused login, no such queue or exchange, no right to read) is raised.
         """
         wait, has_worked = _FIRST_WAIT, False
         with _signals(self), ThreadPoolExecutor(1, "dlqbatch-handler") as thread:

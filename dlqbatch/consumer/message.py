@@ -37,11 +37,11 @@ class Context:
 
 
 def failure_of(handler: Callable[[bytes, Context], object], body: bytes, context: Context) -> Failure | None:
-    """Why the handler failed, None if it did not; never raises, whatever the handler does."""
+    """Why the handler failed, None if it did not; called in its thread, and never raises, whatever the handler does."""
     try:
         made = handler(body, context)
         if isinstance(made, (Awaitable, Generator, AsyncGenerator)):
-            # Wrapped in something that is no coroutine itself: nothing of it has run.
+            # The handler was wrapped in a plain function: nothing of the coroutine has run.
             raise TypeError(f"the handler returned {type(made).__name__}, which nobody waits for")  # noqa: TRY301  (recorded as any other failure)
     except BaseException as error:  # noqa: BLE001  (a handler that calls sys.exit() has failed like any other)
         return failure_from(error)
@@ -81,7 +81,7 @@ class Message:
 
     @classmethod
     def of(cls, delivery: Delivery, queue: str, *, counts_itself: bool) -> Message:
-        """`counts_itself`: the queue is one that counts deliveries."""
+        """`counts_itself`: the queue is a quorum queue, which counts deliveries."""
         envelope = open_envelope(
             delivery.exchange, delivery.routing_key, delivery.redelivered, delivery.body_size, delivery.properties
         )
@@ -113,13 +113,13 @@ def _is_the_publishers(name: str) -> bool:
     return not encoded.startswith(names.PREFIX) and encoded not in names.BROKERS
 
 
-# Headers that `ingest` understands; the words are MassTransit's, which has one for each part.
+# Headers that `ingest` reads; MassTransit has a header for each part of an error.
 _TYPE, _MESSAGE, _STACK = b"MT-Fault-ExceptionType", b"MT-Fault-Message", b"MT-Fault-StackTrace"
 _AT: Final = b"MT-Fault-Timestamp"
-"""What fails again later, in a worker that says nothing of why, has not failed with this any more."""
+"""The time of the failure: if the message fails again later without a reason, this reason is not its last."""
 _COUNT: Final = frozenset((WORKER_RETRIES,))
 _FAILURE: Final = frozenset((WORKER_RETRIES, _TYPE, _MESSAGE, _STACK, _AT))
-"""The headers of an earlier failure go where a message is given up; a handler that tries again may read them."""
+"""The headers that a dead letter gets anew; before that they stay, so that a handler may read them."""
 _LONGEST_TYPE, _LONGEST_MESSAGE, _LONGEST_STACK = 255, 4_096, 32_768
 
 
@@ -130,13 +130,14 @@ class Copies:
     """Bytes of properties; a header table cannot be split over frames."""
 
     def counted(self, message: Message) -> bytes | None:
-        """Tried once more; None if there is no room for the count."""
+        """The properties for another try, with its count; None if there is no room for the count."""
         return self._stamped(message, encode_integer(WORKER_RETRIES, message.context.retries + 1), _COUNT)
 
     def given_up(self, message: Message, reason: str, failure: Failure) -> tuple[str, bytes] | None:
-        """Its id, and as much of why as there is room for; None if the message as it came has no room either.
+        """The id and the properties of a dead letter, with as much of the failure as there is room for.
 
-        A worker that published nothing would meet the same message again and again, with all others behind it.
+        Without room for our headers it is published as it came: else the same message would come again and again. None
+        if that is too large as well.
         """
         properties = self._with_reason(message, reason, failure)
         return (message.journey.id, properties) if properties is not None else self._as_it_came(message)
@@ -169,11 +170,11 @@ class Copies:
             ours = {} if journey.is_new else headers.ours
             foreign = without(headers.foreign, *replaced) + added
             envelope = envelope._replace(headers=headers._replace(ours=ours, foreign=foreign))
-            # So that the count that was added stays.
+            # `stamp` would take the added count out of a new message.
             journey = journey._replace(is_new=False)
         if reason is not None and journey.retries is not None:
             journey = journey._replace(retries=max(journey.retries, message.context.retries))
-        # Which way a copy goes is found out later, and may change while it waits.
+        # The route of a copy is decided later, and may change while it waits.
         digest, login = message.digest(), self.login
         return stamp(envelope, journey, login=login, limit=self.limit, digest=digest, reason=reason, dead_at=dead_at)
 
@@ -183,7 +184,7 @@ class Copies:
             return None
         ours = b"".join(encode_field(name, field) for name, field in headers.ours.items())
         properties = join(message.envelope.properties, without(headers.foreign, *_COUNT) + ours, self.login)
-        # Returned as unroutable it is known by the id in it, which need not be the one that it would have here.
+        # A basic.return is matched by the id in the message, which may differ from the id of its journey.
         brought = headers.ours.get(ID)
         identity = brought.as_text() if brought is not None else None
         return (identity or message.journey.id, properties) if len(properties) <= self.limit else None

@@ -1,4 +1,4 @@
-"""One connection of a worker: messages are taken, handlers run, and messages or their copies are settled."""
+"""The main loop of a worker on a connection: take messages, run handlers, publish copies, settle."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _MOST_UNSETTLED, _MOST_BYTES = 100, 64 * 1024 * 1024
-"""Messages whose copies are not confirmed, and their bodies; beyond that no handler is started."""
+"""Messages whose copies are not confirmed, and bytes of their bodies; beyond that no handler is started."""
 _RETAINED: Final = 1 << 40
-"""Bytes: a body is never let go, for what could not be published is published again."""
+"""Bytes: no body is dropped, because what could not be published is published again."""
 _STUCK_AFTER: Final = 1.0
-"""Seconds in which nothing comes because all that may come waits for its copy's confirm."""
+"""Seconds in which no message comes because the whole prefetch waits for confirms of copies."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 """Seconds between two attempts to publish what was held."""
 _RECOVERED_WITHIN: Final = 30.0
 _ANSWERED_WITHIN: Final = 20.0
 """Seconds that the broker has for the last confirms once the worker stops."""
 _APPLIED_WITHIN: Final = 0.2
-"""Seconds in which a quorum queue applies the last acknowledgements; a channel's close forgets those it has not."""
+"""Seconds in which a quorum queue applies the last acknowledgements; the close of a channel loses the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class _AtWork:
 
 @dataclass(slots=True)
 class _Copy:
-    """A message whose handler is done with it, and that is acknowledged once its copy is confirmed."""
+    """A message whose handler has finished; it is acknowledged once its copy is confirmed."""
 
     delivery: Delivery
     make: Callable[[], Publish | str]
-    """The copy, or why there can be none now."""
+    """Makes the copy, or says why there can be none now."""
     was_held: bool = False
 
 
@@ -96,12 +96,12 @@ class Link:
         return self._subscription.is_accepted
 
     def serve(self) -> None:
-        """Until the consumer stops; BrokerLost when connection or queue go, so that what is not settled comes again."""
+        """Work until the consumer stops; BrokerLost when connection or queue are lost."""
         try:
             self._serve()
         finally:
             if self._at_work is not None:
-                # It waits for a handler that outlived another connection; nobody would hear what became of it.
+                # It waits behind a handler of a lost connection; nobody would read its result.
                 self._at_work.outcome.cancel()
 
     def _serve(self) -> None:
@@ -162,7 +162,7 @@ class Link:
             self._at_work = _AtWork(delivery, message, outcome)
 
     def _wake(self, _: Future[Failure | None]) -> None:
-        # The connection may be gone by now; then nobody waits for it.
+        # The connection may be lost by now; then nobody waits for the result.
         with suppress(Exception):
             self._connection.wire.ioloop.add_callback_threadsafe(lambda: None)
 
@@ -177,7 +177,7 @@ class Link:
         elif (properties := self._copies.counted(message)) is not None:
             self._publish(_Copy(delivery, partial(self._back, message, properties)))
         else:
-            # Tried again it would be tried for ever: the next worker could not tell that it was.
+            # Without a count it would be tried for ever.
             log.warning("its headers leave no room for a count, so it is given up", queue=queue, key=message.key)
             self._give_up(delivery, message, WORKER_FAILED, failure)
 
@@ -191,7 +191,7 @@ class Link:
         self._publish(_Copy(delivery, lambda: publish))
 
     def _back(self, message: Message, properties: bytes) -> Publish | str:
-        """A copy for the back of its queue, with its routing key; or why there is none."""
+        """A copy for the end of its queue, with its routing key; or why there is none."""
         self._origins.prepare(message.origin)
         route = self._origins.route(message.origin)
         if route is None:
@@ -207,10 +207,10 @@ class Link:
             self._publisher.send(copy.delivery, made)
 
     def _hold(self, copy: _Copy, why: str) -> None:
-        """Until it can be published it stays with us, and the others go on; its handler is not asked again.
+        """Keep the message until its copy can be published; other messages go on, and its handler is not run again.
 
-        The broker is not left to dead-letter it: a worker cannot know whether its queue has a dead-letter exchange,
-        and without one, or without a queue behind it, a rejected message is dropped.
+        It is not rejected for the broker to dead-letter: a worker cannot know whether its queue has a dead-letter
+        exchange with a queue behind it, and without these the broker drops a rejected message.
         """
         if not self._held:
             self._again_at = time.monotonic() + self._wait
@@ -221,13 +221,13 @@ class Link:
             log.warning("a message cannot be published, and is held", queue=self._consumer.queue, why=why)
 
     def _publish_again(self) -> None:
-        """Each by itself: a message that the broker refuses once more could double what is under way beside it."""
+        """Publish each held copy alone: a message that is refused again could double what is under way with it."""
         now = time.monotonic()
         if self._publisher.outstanding:
             return
         if self._held and not self._due and now > self._again_at:
             log.warning("publishes again what it holds", queue=self._consumer.queue, messages=len(self._held))
-            # What was gone or refused may be there by now.
+            # What was missing or refused may be there by now.
             self._origins = Origins(self._connection)
             self._publisher.close()
             self._publisher = Publisher(self._connection, self, _RETAINED)
@@ -238,7 +238,7 @@ class Link:
             self._publish(self._due.popleft())
 
     def _make_room(self) -> None:
-        """Where all that the broker may send at once waits for its confirm, the others behind it would wait as well."""
+        """Renew the consumer where the whole prefetch waits for confirms, so that the messages behind it can come."""
         now = time.monotonic()
         is_idle = not (self._is_ending or self._waiting or self._at_work or self._is_full())
         taking_room = sum(tag > self._renewed_at for tag in self._unsettled) if is_idle else 0
@@ -250,10 +250,10 @@ class Link:
 
     def _is_full(self) -> bool:
         sizes = [copy.delivery.body_size for copy in self._unsettled.values()]
-        # However large a single one is, it does not stop the others.
+        # A single message, however large, does not stop the rest.
         return len(sizes) >= _MOST_UNSETTLED or sum(sizes) - max(sizes, default=0) > _MOST_BYTES
 
-    # What the publisher tells.
+    # What became of each publish.
 
     def confirmed(self, delivery: Delivery, publish: Publish) -> None:  # noqa: ARG002  (part of the outcome)
         if self._unsettled.pop(delivery.tag).was_held:
@@ -273,7 +273,7 @@ class Subscription(Receiving):
         super().__init__(connection, queue, 0, deliver, Spare())
         self.is_cancelled = False
         self.is_accepted = False
-        """The broker has begun to deliver, or would if there was something."""
+        """The broker has accepted the consumer."""
         self.refusal: ChannelRefused | None = None
         self._consumers = 1
         self._wire.put(frames.qos(self._number, prefetch) + self._consume())
@@ -287,9 +287,9 @@ class Subscription(Receiving):
             self._wire.put(frames.reject(self._number, tag))
 
     def renew(self) -> None:
-        """Another consumer in place of this one: what is not settled yet takes no place of its prefetch."""
+        """Replace this consumer: what is not settled yet takes no place in the prefetch of the new consumer."""
         if self.lost is None:
-            # The new one first: a queue that deletes itself does so when its last consumer goes.
+            # The new consumer comes first: an auto-delete queue is deleted when its last consumer goes.
             cancel = frames.cancel(self._number, self._name)
             self._consumers += 1
             self._wire.put(self._consume() + cancel)
@@ -309,7 +309,7 @@ class Subscription(Receiving):
         if method == frames.DELIVER:
             self._begin_message(buffer, position + 1 + buffer[position])
         elif method in {frames.CANCEL_OK, frames.CANCEL}:
-            # The broker cancels by itself when the queue is deleted; one that was replaced ends without harm.
+            # The broker cancels when the queue is deleted; the end of a replaced consumer means nothing.
             if buffer.startswith(self._name, position + 1):
                 self.is_cancelled = True
         elif method == frames.CONSUME_OK:

@@ -30,7 +30,7 @@ def drawing_on(console: Console, trails: Sequence[Trail]) -> Drawing:
 
 
 class Lines:
-    """For a pipe: one line for every step."""
+    """For a pipe: a line for every step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""One demonstration on a real broker: its own queues, consumers and a watcher, drains, and the deletion of it all."""
+"""A demonstration on a real broker: its own queues and consumers, a watcher, drains, and the deletion of all that."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def perform(
         deadline = shown.started + sum(delays) + _GRACE_SECONDS
         is_last = False
         while not is_last:
-            # One drain more when all is over: it has to find nothing.
+            # A last drain when all is over: it has to find nothing.
             is_last = all(trail.is_over for trail in trails) or time.monotonic() > deadline or stopped()
             shown.watch(0 if is_last else _BETWEEN_DRAINS_SECONDS)
             counts.update(jobs.run("drain", settings, jobs.RunOptions(stopped=stopped)).counts)
@@ -121,7 +121,7 @@ class _Demonstration:
             channel.basic_consume(queue.name, partial(self._consume, queue.name))
         for binding in tests.bindings:
             channel.queue_bind(binding.queue, binding.exchange, binding.key)
-        # A copy of every message that passes an exchange of the ladder tells where the message itself is.
+        # A copy of every message that passes an exchange of the ladder shows where the message is.
         watcher = f"{prefix}watcher"
         channel.queue_declare(watcher, exclusive=True)
         for exchange in ladder.topology().exchanges:
@@ -136,7 +136,7 @@ class _Demonstration:
             self._note(trail, tests.exchanges[0].name, Kind.PUBLISHED)
 
     def watch(self, seconds: float) -> None:
-        """Wait until something happens, at most so long; what happens together is seen together."""
+        """Wait at most so long until something happens; what happens together is seen together."""
         self._connection.process_data_events(seconds)
         seen = -1
         while seen != self._seen:
@@ -207,7 +207,7 @@ def _delete_everything(parameters: Sequence[ConnectionParameters], topology: Top
                     with connection.channel() as channel:
                         getattr(channel, method)(name)
                 except ChannelClosedByBroker as error:
-                    # Who may not delete it could not make it either.
+                    # A login that may not delete it could not make it either.
                     if error.reply_code != NO_PERMISSION:
                         left.append(name)
     except AMQPError:

@@ -57,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One message and its consumer, which rejects the first `failures` deliveries."""
+    """A message and its consumer, which rejects the first `failures` deliveries."""
 
     event: str
     failures: float
@@ -98,7 +98,7 @@ class Step:
 
 @dataclass(slots=True)
 class Trail:
-    """What was seen of one message so far."""
+    """What was seen of a message so far."""
 
     part: Part
     steps: list[Step] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Trail:
 
     @property
     def outcome(self) -> Outcome:
-        # Where it stays, though a busy broker may have told of an earlier step later.
+        # The end counts, although a busy broker may have shown an earlier step later.
         ends = [step for step in self.steps if step.kind in _ENDS]
         last = (ends or self.steps or [Step(0, "", Kind.PUBLISHED)])[-1]
         return Outcome(
@@ -141,7 +141,7 @@ class Result:
 
     @property
     def differences(self) -> list[str]:
-        """One sentence for everything that did not go as expected."""
+        """A sentence for everything that did not go as expected."""
         found: list[str] = []
         for trail in self.trails:
             wanted, seen = asdict(trail.part.expected), asdict(trail.outcome)
