@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,12 +19,7 @@ from dlqbatch.logs import plain
 _BAR_WIDTH: Final = 20
 
 
-class Drawing(AbstractContextManager["Drawing"], Protocol):
-    def show(self, trail: Trail) -> None:
-        """Draw the newest step of a message."""
-
-
-def drawing_on(console: Console, trails: Sequence[Trail]) -> Drawing:
+def drawing_on(console: Console, trails: Sequence[Trail]) -> Lines | Picture:
     return Picture(console, trails) if console.is_terminal and not console.is_dumb_terminal else Lines(console)
 
 
@@ -42,6 +36,7 @@ class Lines:
         pass
 
     def show(self, trail: Trail) -> None:
+        """Draw the newest step of a message."""
         step = trail.steps[-1]
         line = f"{step.at:6.2f} s  {trail.part.event:<18} {step.where:<21} {step}"
         self._console.print(Text(plain(line)), soft_wrap=True)
