@@ -299,7 +299,7 @@ def at_its_consumer(queue: str, envelope: Envelope, digest: Digest) -> tuple[Jou
 
 def is_malformed(journey: Journey, found: Found | Unknown) -> bool:
     """Whether a count in our headers is not valid, and the headers were written for this message."""
-    return bool(journey.spoilt) and (isinstance(found, Unknown) or found.identity is Identity.SAME)
+    return bool(journey.invalid_count) and (isinstance(found, Unknown) or found.identity is Identity.SAME)
 
 
 def salvaged_journey(headers: Headers, journey: Journey, trust: Trust, new_id: Callable[[], str]) -> Journey:

@@ -55,7 +55,7 @@ class Journey(NamedTuple):
     expiration: str | None = None
     digest: str | None = None
     """The digest of the message that these headers were written for; None where a version before 0.1 wrote them."""
-    spoilt: str = ""
+    invalid_count: str = ""
     """The name of a count that is not valid; without it nobody knows how often the message was tried."""
     is_new: bool = False
     """Another message than our headers were written for: its publisher passed on the headers that it had received."""
@@ -66,13 +66,13 @@ UNMARKED: Final = Journey()
 
 
 def journey_so_far(headers: Headers) -> Journey:
-    """What our headers record; a header that is not valid counts as missing, and `spoilt` names a count."""
+    """What our headers record; a header that is not valid counts as missing, and `invalid_count` names a count."""
     if not headers.ours:
         return UNMARKED
     texts: dict[bytes, str] = {}
     numbers: dict[bytes, int] = {}
-    spoilt = ""
-    range_of = _RANGES.get
+    invalid_count = ""
+    range_of = _VALID_RANGES.get
     for name, field in headers.ours.items():
         tag, value = field
         if name in _TEXTS:
@@ -83,7 +83,7 @@ def journey_so_far(headers: Headers) -> Journey:
             if number is not None and number in valid:
                 numbers[name] = number
             elif name in _COUNTS:
-                spoilt = name.decode()
+                invalid_count = name.decode()
     text_of, number_of = texts.get, numbers.get
     recorded = (
         text_of(names.ID, ""),
@@ -96,7 +96,7 @@ def journey_so_far(headers: Headers) -> Journey:
         text_of(names.EXPIRATION),
         # A digest that is not valid agrees with no message.
         text_of(names.DIGEST, "") if names.DIGEST in headers.ours else None,
-        spoilt,
+        invalid_count,
         False,
     )
     return new(Journey, recorded)
@@ -112,7 +112,7 @@ _TEXTS: Final = frozenset(
     )
 )
 _COUNTS: Final = (names.RETRIES, names.TRIPS)
-_RANGES: Final = {
+_VALID_RANGES: Final = {
     names.RETRIES: range(2**63),
     names.TRIPS: range(2**63),
     names.ATTEMPT: range(1, 2**63),

@@ -21,7 +21,7 @@ from typing import ClassVar, Final
 from dlqbatch.amqp.delivery import Delivery
 from dlqbatch.broker import frames
 from dlqbatch.broker.connection import Connection
-from dlqbatch.broker.fetch import Receiving, Spare
+from dlqbatch.broker.fetch import QueueChannel, Spare
 
 PREFETCH: Final = 512
 CONSUMERS: Final = b"dlqbatch-"
@@ -67,7 +67,7 @@ MOVES: Final = {
 """The next state by event and state; in any other state an event changes nothing."""
 
 
-class Consume(Receiving):
+class Consume(QueueChannel):
     """A consumer with a prefetch, in rounds: consume, cancel, acknowledge the rest, get a single message.
 
     As long as what is acknowledged and the prefetch together stay below the limit, the broker cannot deliver more.

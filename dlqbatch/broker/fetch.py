@@ -39,7 +39,7 @@ class Spare:
         return given
 
 
-class Receiving:
+class QueueChannel:
     """The channel of a queue: each message is settled or held here, and acknowledged when `flush` finds it due."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Receiving:
         self._closing = False
         self._channel.add_on_close_callback(self._closed)
         self._number: int = self._channel.channel_number
-        self._wire.busy[self._number] = self._read_frame
+        self._wire.readers[self._number] = self._read_frame
 
     def settle(self, tag: int) -> None:
         """The message is where it belongs; `flush` acknowledges it."""
@@ -262,7 +262,7 @@ class Fetch(Protocol):
     def is_closed(self) -> bool: ...
 
 
-class Gets(Receiving):
+class Gets(QueueChannel):
     """Pipelined basic.get; the broker answers them in order."""
 
     def __init__(

@@ -148,7 +148,7 @@ class Publisher:
         self._methods.clear()
         self._number: int = channel.channel_number
         self._channel = channel
-        self._connection.wire.busy[self._number] = self._read_frame
+        self._connection.wire.readers[self._number] = self._read_frame
 
     def _closed(self, channel: Channel, error: Exception) -> None:
         self._connection.wire.forget(channel.channel_number)

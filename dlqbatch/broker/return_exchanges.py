@@ -106,7 +106,7 @@ class Origins:
         place = _place(origin)
         if place in self._ways or place in self._gone or place in self._failed or place in self._there:
             return
-        name = origin.queue if origin.queue is not None else origin.exchange or origin.key
+        name = origin.name
         if len(to_bytes(name)) > LONGEST_NAME:
             self._gone.add(place)
             self._log_some("origin is gone", place, "no broker has a name this long")

@@ -35,7 +35,7 @@ _READ_ON: Final = 2 * 1024 * 1024
 
 class Wire(SelectConnection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self.busy: dict[int, Callable[[int, bytes, int, int], int]] = {}
+        self.readers: dict[int, Callable[[int, bytes, int, int], int]] = {}
         """The reader of each channel. Called with frame type, buffer, start and end of the payload, it returns where it
         stopped reading, which may be behind its next frames; 0 leaves the frame to pika."""
         self.after_read: Callable[[], None] | None = None
@@ -65,7 +65,7 @@ class Wire(SelectConnection):
 
         The broker's close is answered at once; a frame behind that answer would cost the whole connection.
         """
-        self.busy.pop(channel, None)
+        self.readers.pop(channel, None)
         number = channel.to_bytes(2, "big")
         self._outbox = [frames for frames in self._outbox if frames[1:3] != number]
 
@@ -144,7 +144,7 @@ class Wire(SelectConnection):
 
     def _read(self, buffer: bytes) -> None:
         position, size, wanted = 0, len(buffer), _HEADER_SIZE
-        busy = self.busy
+        readers = self.readers
         while size - position > _HEADER_SIZE:
             kind, channel, length = _FRAME_HEADER(buffer, position)
             start = position + _HEADER_SIZE
@@ -154,7 +154,7 @@ class Wire(SelectConnection):
                     raise BrokerLost(f"{NOT_AMQP}: a frame of {length:,} bytes")
                 wanted = _HEADER_SIZE + length + 1
                 break
-            handler = busy.get(channel)
+            handler = readers.get(channel)
             after = handler(kind, buffer, start, end) if handler is not None and buffer[end] == _FRAME_END else 0
             if not after:
                 try:

@@ -87,7 +87,7 @@ class Message:
         )
         headers = envelope.headers or names.NONE
         journey, origin = at_its_consumer(queue, envelope, delivery.digest)
-        if journey.spoilt:
+        if journey.invalid_count:
             journey = Journey(id=journey.id, retries=None)
         first = journey.first_failed_at if journey.first_failed_at is not None else int(time.time())
         journey = journey._replace(id=journey.id or uuid.uuid4().hex, origin=origin, first_failed_at=first)

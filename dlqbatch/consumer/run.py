@@ -19,7 +19,7 @@ from dlqbatch.amqp.delivery import Delivery, Publish, Route
 from dlqbatch.amqp.headers import UNKNOWN_EVENT, WORKER_FAILED
 from dlqbatch.broker import frames
 from dlqbatch.broker.connection import Connection
-from dlqbatch.broker.fetch import Receiving, Spare
+from dlqbatch.broker.fetch import QueueChannel, Spare
 from dlqbatch.broker.publisher import Publisher
 from dlqbatch.broker.queue_types import quorum_queues
 from dlqbatch.broker.return_exchanges import Origins
@@ -268,7 +268,7 @@ class Link:
         self._hold(self._unsettled[delivery.tag], why)
 
 
-class Subscription(Receiving):
+class Subscription(QueueChannel):
     def __init__(self, connection: Connection, queue: str, prefetch: int, deliver: Callable[[Delivery], None]) -> None:
         super().__init__(connection, queue, 0, deliver, Spare())
         self.is_cancelled = False

@@ -104,9 +104,9 @@ def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
         return DeadLetter(Journey(id=new_id(), retries=None, trips=1), MALFORMED, "its headers cannot be read")
     journey = journey_so_far(headers)
     if not first_stage:
-        if journey.spoilt:
+        if journey.invalid_count:
             return _malformed(headers, journey, rules, new_id)
-        return _after_a_tier(headers, journey, rules, now, new_id)
+        return _after_its_delay(headers, journey, rules, now, new_id)
     found = find_origin(envelope, headers, journey, rules.trust, digest)
     if is_malformed(journey, found):
         return _malformed(headers, journey, rules, new_id)
@@ -137,8 +137,8 @@ def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
 
 def _with_retries(journey: Journey, retries: int) -> Journey:
     # `_replace` would take five times as long, for every message.
-    identity, parent, _, trips, origin, failed_at, attempt, expiration, digest, spoilt, is_new = journey
-    changed = (identity, parent, retries, trips, origin, failed_at, attempt, expiration, digest, spoilt, is_new)
+    identity, parent, _, trips, origin, failed_at, attempt, expiration, digest, invalid_count, is_new = journey
+    changed = (identity, parent, retries, trips, origin, failed_at, attempt, expiration, digest, invalid_count, is_new)
     return new(Journey, changed)
 
 
@@ -149,7 +149,7 @@ def _repeats_an_attempt(journey: Journey, found: Found, rules: Rules) -> bool:
     return found.identity is Identity.SAME and journey.origin is not None
 
 
-def _after_a_tier(headers: Headers, journey: Journey, rules: Rules, now: int, new_id: Callable[[], str]) -> Decision:
+def _after_its_delay(headers: Headers, journey: Journey, rules: Rules, now: int, new_id: Callable[[], str]) -> Decision:
     trust = rules.trust
     died = deaths(headers)
     if not died or any(death.queue not in trust.own_queues for death in died):
@@ -175,4 +175,4 @@ def origin_gone(decision: Return) -> DeadLetter:
 
 def _malformed(headers: Headers, journey: Journey, rules: Rules, new_id: Callable[[], str]) -> DeadLetter:
     salvaged = salvaged_journey(headers, journey, rules.trust, new_id)
-    return DeadLetter(salvaged._replace(trips=journey.trips + 1), MALFORMED, journey.spoilt)
+    return DeadLetter(salvaged._replace(trips=journey.trips + 1), MALFORMED, journey.invalid_count)

@@ -110,7 +110,7 @@ def test_what_arrives_after_the_end_is_not_taken(side: Side, broker_url: str, ki
     with connected(broker_url) as connection:
         tally = transfer(connection, take(kind, 2000), move, seconds=0.0, give_up_after=give_up_after)
         handed_over = tally.got
-        connection.wait(lambda: not connection.wire.busy, "the channels' end")
+        connection.wait(lambda: not connection.wire.readers, "the channels' end")
         assert tally.got == handed_over == sum(tally.results.values())
     found: set[bytes] = set()
 
@@ -180,7 +180,7 @@ def test_one_connection_serves_several_transfers_and_forgets_their_channels(
         for _ in range(3):
             assert transfer(connection, take(kind, 50), move).results == {("moved", None): 50}
             assert transfer(connection, take(kind, 10), keep).results == {("left", "kept"): 10}
-        connection.wait(lambda: not connection.wire.busy, "the channels' end")
+        connection.wait(lambda: not connection.wire.readers, "the channels' end")
         assert connection.wire.after_read is None
     side.wait(lambda: side.depth(SOURCE) == 150)
 

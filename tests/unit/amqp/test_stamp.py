@@ -103,7 +103,7 @@ def test_a_stamped_message_can_be_read_and_stamped_again(data: bytes, journey: J
         read = journey_so_far(envelope.headers)
         same = ("id", "parent", "retries", "trips", "first_failed_at", "attempt")
         assert [getattr(read, name) for name in same] == [getattr(journey, name) for name in same]
-        assert (read.digest, read.spoilt) == ("", "")
+        assert (read.digest, read.invalid_count) == ("", "")
     assert foreign(stamped(once, journey)) == foreign(once)
 
 
