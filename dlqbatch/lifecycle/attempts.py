@@ -9,11 +9,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Engine, Row, exists, func, literal, or_, select, text, true, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.breaker import Limits
-from dlqbatch.store.bulk import in_list, values_table
+from dlqbatch.store.bulk import in_list, insert_into, values_table
 from dlqbatch.store.engine import writing
 from dlqbatch.store.states import Outcome, Strategy
 from dlqbatch.store.tables import ATTEMPTS, IS_OPEN, MESSAGES
@@ -95,8 +94,8 @@ def _add(
     rows = select(
         *listed.c, func.coalesce(last, 0) + 1, literal(worker, _A.worker.type), literal(at, _A.created_at.type)
     ).where(true())  # or SQLite takes the ON of the conflict for that of a join
-    kind = postgresql if connection.dialect.name == "postgresql" else sqlite
-    adding = kind.insert(ATTEMPTS).from_select(["message_id", "strategy", "number", "worker", "created_at"], rows)
+    names = ["message_id", "strategy", "number", "worker", "created_at"]
+    adding = insert_into(connection, ATTEMPTS).from_select(names, rows)
     adding = adding.on_conflict_do_nothing(index_elements=[_A.message_id], index_where=text(IS_OPEN))
     found = connection.execute(adding.returning(_A.message_id, _A.number))
     return {row.message_id: row.number for row in found}

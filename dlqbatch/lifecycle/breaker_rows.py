@@ -13,11 +13,10 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, ScalarSelect, Select, bindparam, exists, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dlqbatch.lifecycle import breaker
 from dlqbatch.lifecycle.breaker import Breaker, Limits
-from dlqbatch.store.bulk import in_list
+from dlqbatch.store.bulk import in_list, insert_into
 from dlqbatch.store.states import Phase
 from dlqbatch.store.tables import ATTEMPTS, BREAKERS, MESSAGES, PLAN_ITEMS, PLANS
 from dlqbatch.store.text import key
@@ -75,8 +74,7 @@ def count_sent(connection: Connection, origins: Iterable[str], now: datetime, li
     numbers = Counter(origins)
     if numbers:
         first = {**{name: getattr(_FIRST, name) for name in _FIELDS}, "updated_at": now}
-        kind = postgresql if connection.dialect.name == "postgresql" else sqlite
-        adding = kind.insert(BREAKERS).on_conflict_do_nothing(index_elements=[BREAKERS.c.origin])
+        adding = insert_into(connection, BREAKERS).on_conflict_do_nothing(index_elements=[BREAKERS.c.origin])
         connection.execute(adding, [{"origin": origin, **first} for origin in sorted(numbers)])
     before = _locked(connection, numbers)
     after = {origin: breaker.sent(state, now, limits, numbers[origin]) for origin, state in before.items()}

@@ -24,7 +24,6 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.facts import ChannelReading, QueueCounters, QueueReading
@@ -34,7 +33,7 @@ from dlqbatch.lifecycle.leases import ACTOR
 from dlqbatch.lifecycle.proof import Sighting, UnprovenRetries, counted_from, worth_keeping
 from dlqbatch.lifecycle.return_checks import LoggedRun
 from dlqbatch.store import journal, tables
-from dlqbatch.store.bulk import in_list, values_table
+from dlqbatch.store.bulk import in_list, insert_into, values_table
 from dlqbatch.store.column_types import BIGINT, Time
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.states import Outcome, Status
@@ -236,7 +235,7 @@ class SentAttempts:
         with writing(self._engine) as connection:
             places = [row["place"] for row in rows]
             connection.execute(delete(table).where(~in_list(connection, table.c.place, places)))
-            adding = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+            adding = insert_into(connection, table)
             changed = {name: adding.excluded[name] for name in UnprovenRetries._fields if name != "place"}
             if rows:
                 connection.execute(adding.on_conflict_do_update(index_elements=[table.c.place], set_=changed), rows)

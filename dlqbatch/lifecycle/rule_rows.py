@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, delete, func, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dlqbatch.lifecycle.rules import UNKNOWN, Match, Rule, RuleRefused, compiled, explain, in_order
+from dlqbatch.store.bulk import insert_into
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import LARGEST_ID, NoSuchMessage, NotUnderstood
 from dlqbatch.store.states import On, Strategy
@@ -109,7 +109,7 @@ class Rules:
             _check_pattern(rule.pattern)
             if not dry_run:
                 values = {"position": position, "match_on": rule.on, "pattern": pattern, "strategy": strategy}
-                adding = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(RULES)
+                adding = insert_into(connection, RULES)
                 adding = adding.values(name=name, **values)
                 # Two that add one rule at once: the later has the last word.
                 connection.execute(adding.on_conflict_do_update(index_elements=[RULES.c.name], set_=values))

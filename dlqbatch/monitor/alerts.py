@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, and_, case, exists, func, literal, or_, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dlqbatch.logs import masked, plain
 from dlqbatch.monitor import measure as metrics
@@ -29,6 +28,7 @@ from dlqbatch.monitor.alert_rules import (
 )
 from dlqbatch.monitor.measure import FOR_A_PERSON
 from dlqbatch.monitor.metrics import Metrics, Reported
+from dlqbatch.store.bulk import in_list, insert_into
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.states import NEW_GROUP, Status
 from dlqbatch.store.tables import ALERT_RECEIVERS, ALERTS, MESSAGES
@@ -40,7 +40,6 @@ GROUPS_AT_ONCE: Final = 10_000
 SAMPLED: Final = 20
 _LONGEST_SAMPLE: Final = 200
 _SENT_AT_ONCE: Final = 10_000
-_PARAMETERS_AT_ONCE: Final = 1_000
 _LONGEST_PAUSE: Final = pause_after(MOST_TRIES)
 _A: Final = ALERTS.c
 _R: Final = ALERT_RECEIVERS.c
@@ -119,12 +118,12 @@ class Alerts:
                     values = {"summary": alert.summary, "value": alert.value}
                     connection.execute(update(ALERTS).where(_A.id == row.id).values(values))
             told_at = None if receivers else now
-            for some in _chunks([row.id for row in ended]):
-                ending = update(ALERTS).where(_A.id.in_(some), _ACTIVE)
-                connection.execute(ending.values(resolved_at=now, resolved_told_at=told_at))
+            ended_ids = [row.id for row in ended]
+            ending = update(ALERTS).where(in_list(connection, _A.id, ended_ids), _ACTIVE)
+            connection.execute(ending.values(resolved_at=now, resolved_told_at=told_at))
             fired = _fire(connection, fire, now, told_at)
             if receivers:
-                _expect(connection, receivers, [row.id for row in ended], now)
+                _expect(connection, receivers, ended_ids, now)
             return Settled(fired, resolved)
 
     def take_turn(self, receiver: str, now: datetime, *, is_well: bool = False) -> Turn | None:
@@ -152,32 +151,30 @@ class Alerts:
             for row in rows:
                 by_tries.setdefault(row.tries + 1, []).append(row.id)
             for tries, ids in by_tries.items():
-                for some in _chunks(ids):
-                    # Counted before the call, because a worker that dies in the call has tried as well.
-                    mine = update(ALERT_RECEIVERS).where(_R.receiver == receiver, _R.alert_id.in_(some))
-                    values = {"telling_until": until, "tries": tries, "next_try_at": now + pause_after(tries)}
-                    connection.execute(mine.values(values))
+                # Counted before the call, because a worker that dies in the call has tried as well.
+                mine = update(ALERT_RECEIVERS).where(_R.receiver == receiver, in_list(connection, _R.alert_id, ids))
+                values = {"telling_until": until, "tries": tries, "next_try_at": now + pause_after(tries)}
+                connection.execute(mine.values(values))
         return Turn(until, tuple(_notice(row, row.resolved_at) for row in rows)) if rows else None
 
     def end_turn(self, receiver: str, turn: Turn, now: datetime, *, taken: bool) -> int:
         """Store whether the receiver took them; return how many alerts are dropped for it after too many tries."""
-        ended = {notice.id for notice in turn.notices if notice.resolved_at is not None}
+        ids = [notice.id for notice in turn.notices]
+        # An alert that ended during the call was sent as fired, and has still to be sent as resolved.
+        ended = [notice.id for notice in turn.notices if notice.resolved_at is not None]
         given_up = 0
         with writing(self._engine) as connection:
             _lock_alerts(connection)
-            for some in _chunks([notice.id for notice in turn.notices]):
-                ours = update(ALERT_RECEIVERS).where(_R.receiver == receiver, _R.alert_id.in_(some))
-                connection.execute(ours.where(_R.telling_until == turn.until).values(telling_until=None))
-                if taken:
-                    # An alert that ended during the call was sent as fired, and has still to be sent as resolved.
-                    over = [each for each in some if each in ended]
-                    connection.execute(ours.where(_R.told.is_(None)).values(told=_FIRED))
-                    connection.execute(ours.where(_R.alert_id.in_(over)).values(told=_RESOLVED))
-                    connection.execute(ours.values(told_at=now, tries=0))
-                else:
-                    tried = (_R.receiver == receiver, _R.alert_id.in_(some), _R.tries >= MOST_TRIES)
-                    given_up += connection.scalar(select(func.count()).where(*tried)) or 0
-                _close(connection, some, now)
+            these = (_R.receiver == receiver, in_list(connection, _R.alert_id, ids))
+            ours = update(ALERT_RECEIVERS).where(*these)
+            connection.execute(ours.where(_R.telling_until == turn.until).values(telling_until=None))
+            if taken:
+                connection.execute(ours.where(_R.told.is_(None)).values(told=_FIRED))
+                connection.execute(ours.where(in_list(connection, _R.alert_id, ended)).values(told=_RESOLVED))
+                connection.execute(ours.values(told_at=now, tries=0))
+            else:
+                given_up = connection.scalar(select(func.count()).where(*these, _R.tries >= MOST_TRIES)) or 0
+            _close(connection, ids, now)
         return given_up
 
     def waiting(self, receiver: str) -> Waiting | None:
@@ -223,9 +220,8 @@ def _clean(shown: str | None) -> str | None:
 
 
 def _never_fired(connection: Connection, groups: Sequence[Alert]) -> tuple[Alert, ...]:
-    known: set[str] = set()
-    for some in _chunks([alert.subject for alert in groups]):
-        known.update(connection.scalars(select(_A.subject).where(_A.name == NEW_GROUP, _A.subject.in_(some))))
+    subjects = in_list(connection, _A.subject, [alert.subject for alert in groups])
+    known = set(connection.scalars(select(_A.subject).where(_A.name == NEW_GROUP, subjects)))
     return tuple(alert for alert in groups if alert.subject not in known)
 
 
@@ -255,7 +251,7 @@ def _fire(
         }
         for alert in alerts
     ]
-    adding = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(ALERTS)
+    adding = insert_into(connection, ALERTS)
     # If two workers come here at once after all, the index of active alerts decides.
     found = connection.execute(adding.on_conflict_do_nothing().returning(*_NOTICE), rows)
     return tuple(sorted((_notice(row, None) for row in found), key=lambda notice: notice.id))
@@ -263,30 +259,24 @@ def _fire(
 
 def _expect(connection: Connection, receivers: Sequence[str], ended: Sequence[int], now: datetime) -> None:
     """Queue every alert that is not settled for these receivers; the tries of those that have `ended` begin anew."""
-    adding = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(ALERT_RECEIVERS)
+    adding = insert_into(connection, ALERT_RECEIVERS)
     names = [_R.alert_id, _R.receiver, _R.next_try_at]
     for receiver in receivers:
         unsent = select(_A.id, literal(receiver, _R.receiver.type), literal(now, _R.next_try_at.type)).where(_UNSENT)
         connection.execute(adding.from_select(names, unsent).on_conflict_do_nothing())
-    for some in _chunks(ended):
-        again = update(ALERT_RECEIVERS).where(_R.alert_id.in_(some))
-        connection.execute(again.values(tries=0, next_try_at=now))
+    again = update(ALERT_RECEIVERS).where(in_list(connection, _R.alert_id, ended))
+    connection.execute(again.values(tries=0, next_try_at=now))
 
 
 def _close(connection: Connection, alerts: Sequence[int], now: datetime) -> None:
     """Mark as settled the alerts that each receiver has taken, or has been tried with often enough."""
     waits = (_R.alert_id == _A.id, _R.tries < MOST_TRIES)
-    these = update(ALERTS).where(_A.id.in_(alerts))
+    these = update(ALERTS).where(in_list(connection, _A.id, alerts))
     fired = these.where(_A.fired_told_at.is_(None), ~exists().where(*waits, _R.told.is_(None)))
     connection.execute(fired.values(fired_told_at=now))
     over = these.where(_A.resolved_at.is_not(None), _A.resolved_told_at.is_(None), _A.fired_told_at.is_not(None))
     unheard = or_(_R.told.is_(None), _R.told != _RESOLVED)
     connection.execute(over.where(~exists().where(*waits, unheard)).values(resolved_told_at=now))
-
-
-def _chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """Split the values, because a statement has a bounded number of parameters."""
-    return (values[at : at + _PARAMETERS_AT_ONCE] for at in range(0, len(values), _PARAMETERS_AT_ONCE))
 
 
 def _notice(row: Any, resolved_at: datetime | None) -> Notice:

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Float, Subquery, and_, func, or_, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dlqbatch.lifecycle.outcome_rows import unproven
 from dlqbatch.messages.queries import WAITING
 from dlqbatch.monitor.metrics import EventFigures, LastRun, Metrics, Reported, Tops, bounds_in_a_row, queue_depths
 from dlqbatch.retain.rows import count_due
+from dlqbatch.store.bulk import insert_into
 from dlqbatch.store.column_types import Time
 from dlqbatch.store.journal import JOBS
 from dlqbatch.store.states import Phase, Status
@@ -133,8 +133,7 @@ def arrivals_by_hour(connection: Connection, now: datetime, hours: int = 24) -> 
 
 def note_look(connection: Connection, measured: Metrics) -> None:
     """Store the count of this measurement for the next one; an older measurement changes nothing."""
-    adding = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(LOOKS)
-    adding = adding.values(figure=_INGESTION, at=measured.at, counted=measured.ingested_lately)
+    adding = insert_into(connection, LOOKS).values(figure=_INGESTION, at=measured.at, counted=measured.ingested_lately)
     newer = adding.on_conflict_do_update(
         index_elements=[_L.figure],
         set_={"at": adding.excluded.at, "counted": adding.excluded.counted},

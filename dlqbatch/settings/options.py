@@ -53,7 +53,6 @@ Ttl = Annotated[int, Field(gt=0, le=LONGEST_TTL_MS)]
 NAME = "a name of 1 to 200 bytes that does not begin with amq."
 KEY = "a routing key of 1 to 200 bytes"
 _FILE = "the path of a readable file"
-_SWITCH = "true or false"
 _DAY = 86_400
 
 

@@ -41,7 +41,7 @@ from sqlalchemy import (
     select,
     type_coerce,
 )
-from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     import psycopg
 
 _TABLE_NAME: Final = "given"
+
+
+def insert_into(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT that knows ON CONFLICT, in the dialect of the database."""
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
 def in_list(connection: Connection, column: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:

@@ -588,7 +588,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "told-again-by-each-run",
         "an alert that was taken is sent again to the same receiver as long as another one is broken",
         "monitor/alerts.py",
-        "                    connection.execute(ours.where(_R.told.is_(None)).values(told=_FIRED))\n",
+        "                connection.execute(ours.where(_R.told.is_(None)).values(told=_FIRED))\n",
         "",
         "integration/monitor/test_alerts_store.py::test_a_broken_receiver_is_tried_less_and_less_often_and_the_end_is_told",
     ),
