@@ -56,7 +56,7 @@ def setting(option: str, **others: str) -> Callable[[str], str | None]:
         if not value:
             return "it needs a value"
         try:
-            load({option: value, **others}, {"DLQBATCH_CONFIG": os.devnull}, given_by="--param")
+            load({option: value, **others}, {"DLQBATCH_CONFIG": os.devnull}, overrides_from="--param")
         except SettingsError as error:
             # Its own words, without the value, which is said once.
             words = str(error).replace(f"{option} (--param) ", "it ")

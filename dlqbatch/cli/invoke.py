@@ -46,10 +46,10 @@ def _run(event: object, context: Any) -> dict[str, object]:
         wrong = f"the event has unknown options: {', '.join(unknown)}" if unknown else "dry_run is not true or false"
         raise SettingsError(f"{wrong}; a run understands: job, dry_run, {', '.join(jobs.RUN_OPTIONS)}")
 
-    named = request.job or (load({}, given_by="event").job if options else "")
+    named = request.job or (load({}, overrides_from="event").job if options else "")
 
     def read() -> Settings:
-        loaded = load(jobs.settings_of(named, options), given_by="event", secrets=fetch)
+        loaded = load(jobs.settings_of(named, options), overrides_from="event", secrets=fetch)
         logs.hide(secrets_of(loaded))
         return loaded
 

@@ -17,7 +17,7 @@ from dlqbatch.errors import SettingsError
 from dlqbatch.logs import Format, plain
 from dlqbatch.settings.options import OPTIONS, Entry, Settings, conflicts, must_be, property_key, secret_name
 from dlqbatch.settings.properties import PropertiesFile
-from dlqbatch.settings.sources import CONFIG_VARIABLE, IN_A_SECRET, Environment, Fallback, Given, Secret, Source
+from dlqbatch.settings.sources import CONFIG_VARIABLE, IN_A_SECRET, Environment, Fallback, Overrides, Secret, Source
 from dlqbatch.settings.topologies import clashes, topologies, understand
 from dlqbatch.settings.urls import SecretUrl, redact, secrets_in
 
@@ -34,15 +34,15 @@ def load(
     overrides: Mapping[str, object] | None = None,
     environ: Mapping[str, str] = os.environ,
     *,
-    given_by: str = "command line",
+    overrides_from: str = "command line",
     secrets: Callable[[str], Mapping[str, object]] | None = None,
 ) -> Settings:
     """Read every source and check the whole; raise one SettingsError with every problem in it.
 
-    `given_by` is what the error calls the source of the overrides: the command line, or an event. `secrets` asks for
-    what a secret of this name holds; without it, for those who connect to nothing, no secret is read.
+    `overrides_from` is the name of the source of the overrides in errors: the command line, or an event. `secrets`
+    returns the content of the secret of a name; callers that connect to nothing leave it out, and no secret is read.
     """
-    sources: list[Source] = [Given(overrides or {}, given_by), Environment(environ)]
+    sources: list[Source] = [Overrides(overrides or {}, overrides_from), Environment(environ)]
     path = _config_file(environ)
     if path is not None:
         sources.append(PropertiesFile(path))
@@ -76,7 +76,7 @@ def secrets_of(settings: Settings) -> tuple[str, ...]:
 
 def stated_format(overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] = os.environ) -> Format:
     """The form of the log lines, also where other settings are wrong: the errors are written in that form."""
-    sources: list[Source] = [Given(overrides or {}, ""), Environment(environ)]
+    sources: list[Source] = [Overrides(overrides or {}, ""), Environment(environ)]
     path = _config_file(environ)
     if path is not None:
         sources.append(PropertiesFile(path))

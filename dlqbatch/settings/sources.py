@@ -65,31 +65,31 @@ class Spelled(str):
         return made
 
 
-class Given(Source):
+class Overrides(Source):
     """The options of a command line or of an event."""
 
-    def __init__(self, overrides: Mapping[str, object], given_by: str) -> None:
+    def __init__(self, overrides: Mapping[str, object], where: str) -> None:
         super().__init__()
         for key, value in overrides.items():
             option = option_named(key)
             dashed = key.replace("_", "-")
-            written = f"--{dashed}" if given_by == "command line" else key
+            written = f"--{dashed}" if where == "command line" else key
             if isinstance(key, Spelled):
                 written = key.written
             of_topology = canonical(key)
             if value == [] or (isinstance(value, str) and not value.strip()):
                 # Without this error another source would count, and the run would work on other queues.
-                self.problems.append(f"{shown_key(written)} ({given_by}) is empty; give it a value, or leave it out.")
+                self.problems.append(f"{shown_key(written)} ({where}) is empty; give it a value, or leave it out.")
             elif of_topology is not None:
-                self.add_to_topology(of_topology, Entry(shown_key(written), given_by, value))
+                self.add_to_topology(of_topology, Entry(shown_key(written), where, value))
             elif option is None:
                 # Only --set accepts an unknown name; the suggestion is spelled in the same way.
-                spelling = "-s {}" if given_by == "command line" else "{}"
+                spelling = "-s {}" if where == "command line" else "{}"
                 guess = closest(key)
                 meant = _perhaps(guess and spelling.format(guess))
-                self.problems.append(f"{spelling.format(shown_key(key))} ({given_by}) is no option{meant}.")
+                self.problems.append(f"{spelling.format(shown_key(key))} ({where}) is no option{meant}.")
             else:
-                self.add(option, Entry(shown_key(written), given_by, value))
+                self.add(option, Entry(shown_key(written), where, value))
 
 
 class Secret(Source):

@@ -83,7 +83,7 @@ def test_an_empty_value_is_not_set(write: Write) -> None:
 def test_an_empty_value_of_the_call_is_not_taken_from_elsewhere(write: Write, option: str, value: object) -> None:
     environ = write("dlqbatch.check-queues=all.*\ndlqbatch.check-target=dead\n")
     with pytest.raises(SettingsError) as caught:
-        load({option: value}, environ, given_by="event")
+        load({option: value}, environ, overrides_from="event")
     assert str(caught.value) == f"{option} (event) is empty; give it a value, or leave it out."
 
 
@@ -299,7 +299,7 @@ def test_an_unknown_override_is_an_error_in_the_callers_words() -> None:
         "-s max_mesages (command line) is no option; perhaps -s max_messages was meant."
     ]
     with pytest.raises(SettingsError) as caught:
-        load({"maxMessages": 1, "max_trips": 0}, {"DLQBATCH_CONFIG": os.devnull}, given_by="event")
+        load({"maxMessages": 1, "max_trips": 0}, {"DLQBATCH_CONFIG": os.devnull}, overrides_from="event")
     assert caught.value.problems == (
         "maxMessages (event) is no option; perhaps max_messages was meant.",
         "max_trips (event) is '0'; it must be a whole number of at least 1.",
