@@ -84,7 +84,7 @@ def meaning_of(parameter: Any) -> str:
     extra = []
     default = None if parameter.required or parameter.name == "help" else parameter.default
     if getattr(parameter, "is_flag", False):
-        if parameter.secondary_opts:
+        if parameter.secondary_opts and default is not None:
             extra.append(f"default {parameter.opts[0] if default else parameter.secondary_opts[0]}")
     elif default not in (None, (), []):
         extra.append(f"default {getattr(default, 'value', default)}")

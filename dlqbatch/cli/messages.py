@@ -28,7 +28,6 @@ from dlqbatch.cli.options import (
     Limit,
     MadeBy,
     RowId,
-    RowIds,
     Settings,
 )
 from dlqbatch.cli.printing import NOTHING, print_changes, print_json, print_lines, print_table, remark
@@ -40,6 +39,7 @@ from dlqbatch.store.text import json_ready
 
 if TYPE_CHECKING:  # it needs SQLAlchemy, which a help page does not
     from dlqbatch.messages.actions import MessageActions
+    from dlqbatch.store.filters import Filters
 
 app = Commands(
     help="""Dead messages in the dead store: look at them, edit, replay, discard and restore them.
@@ -67,6 +67,12 @@ def _store(settings: Settings) -> MessageActions:
 Store: TypeAlias = Annotated["MessageActions", MadeBy(_store)]
 
 
+def _say_what_is_near(store: MessageActions, filters: Filters) -> None:
+    remark("nothing found")
+    for sentence in store.near(filters):
+        remark(sentence)
+
+
 @app.command("list")
 def list_messages(
     *, store: Store, filters: FilterOptions, limit: Limit = 50, after: After = None, as_json: AsJson = False
@@ -74,7 +80,7 @@ def list_messages(
     """List dead messages, the newest first.
 
     dlqbatch messages list --status manual --status failed
-    dlqbatch messages list --origin orders --since 2030-06-01 --limit 200
+    dlqbatch messages list --origin "orders.#" --not event=orders.test --since 2h
     """
     page = store.page(filters, limit, after)
     if as_json:
@@ -95,7 +101,7 @@ def list_messages(
         ]
         print_table(rows, below=("error", "event", "origin"))
     else:
-        remark("nothing found")
+        _say_what_is_near(store, filters)
     if page.next is not None:
         remark(f"there may be more: --after {page.next}")
     raise typer.Exit(0 if page.messages else NOTHING)
@@ -149,7 +155,7 @@ def groups(*, store: Store, filters: FilterOptions, limit: Limit = 50, as_json: 
         ]
         print_table(rows, below=("error",), dropped=("first",))
     else:
-        remark("nothing found")
+        _say_what_is_near(store, filters)
     if largest.total > len(largest.groups):
         remark(f"the {len(largest.groups):,} largest of {largest.total:,} groups; --limit shows more")
     if not largest.is_complete:
@@ -237,18 +243,21 @@ def discard(
     """
     if not row_ids and not (yes or dry_run):
         raise typer.BadParameter("to discard by a filter, or --all, takes --yes too; --dry-run shows what it would be")
-    done = _store(settings).discard(
-        row_ids or (), filters, actor=actor, reason=reason, everything=everything, dry_run=dry_run
-    )
+    store = _store(settings)
+    done = store.discard(row_ids or (), filters, actor=actor, reason=reason, everything=everything, dry_run=dry_run)
+    if not done.changes:
+        _say_what_is_near(store, filters)
     raise typer.Exit(print_changes(done, "discarded", as_json=as_json))
 
 
 @app.command()
 def restore(
-    row_ids: RowIds,
+    row_ids: Annotated[list[int] | None, ROW_ID] = None,
     *,
-    store: Store,
+    settings: Settings,
+    filters: FilterOptions,
     reason: JournalReason = "restored",
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; a filter needs this.")] = False,
     actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -256,8 +265,14 @@ def restore(
     """Take messages out of the archive: they are manual then, and wait for a person.
 
     dlqbatch messages restore 4711 --reason "wrong group"
+    dlqbatch messages restore --group dba642681715e5f0 --since 1h --yes
     """
-    done = store.restore(row_ids, actor=actor, reason=reason, dry_run=dry_run)
+    if not row_ids and not (yes or dry_run):
+        raise typer.BadParameter("to restore by a filter takes --yes too; --dry-run shows what it would be")
+    store = _store(settings)
+    done = store.restore(row_ids or (), filters, actor=actor, reason=reason, dry_run=dry_run)
+    if not done.changes:
+        _say_what_is_near(store, filters)
     raise typer.Exit(print_changes(done, "restored", as_json=as_json))
 
 

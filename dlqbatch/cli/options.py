@@ -1,6 +1,6 @@
 """Options that several commands share, and parameters of commands that are made of several options.
 
-A command with the parameter `filters: FilterOptions`, say, has eight options and receives one Filters object. The
+A command with the parameter `filters: FilterOptions`, say, has a dozen options and receives one Filters object. The
 annotation names the function that makes the object, and the parameters of this function are the options.
 """
 
@@ -161,15 +161,32 @@ def _filters(since: Sequence[str], until: Sequence[str]) -> MadeBy:
         ]
     }
     for name, option in {
-        "error_type": typer.Option("--error-type", metavar="TYPE", help="Failed with this type of error."),
-        "group": typer.Option("--group", metavar="GROUP", help="Of this group of equal failures."),
-        "event": typer.Option("--event", metavar="EVENT", help="Of this event."),
-        "origin": typer.Option("--origin", metavar="QUEUE", help="Failed in this queue."),
-        "since": typer.Option(*since, metavar="TIME", help="Ingested then or later; a date is its first instant."),
-        "until": typer.Option(*until, metavar="TIME", help="Ingested then or earlier; a date is its last instant."),
-        "text": typer.Option("--text", help="This text anywhere in the failure, the reason or an id."),
+        "error_type": typer.Option(
+            "--error-type", metavar="TYPE", help="Failed with this type, with or without its package. Repeatable."
+        ),
+        "group": typer.Option("--group", metavar="GROUP", help="Of this group, or how it begins. Repeatable."),
+        "event": typer.Option("--event", metavar="EVENT", help="Of this event, or pattern (orders.#). Repeatable."),
+        "origin": typer.Option("--origin", metavar="QUEUE", help="Failed in this queue, or pattern. Repeatable."),
+        "source": typer.Option("--source", metavar="APP", help="Published by this program (app_id). Repeatable."),
+        "tag": typer.Option("--tag", metavar="TAG", help="With this tag. Repeatable."),
+        "text": typer.Option("--text", help="This text anywhere in the failure, the reason or an id. Repeatable."),
+        "unwanted": typer.Option(
+            "--not", metavar="FILTER=VALUE", help="Not these, such as event=orders.# or group=dba6. Repeatable."
+        ),
+    }.items():
+        kinds[name] = Annotated[list[str] | None, option]
+    for name, option in {
+        "since": typer.Option(
+            *since, metavar="TIME", help="Ingested then or later: 2h, yesterday, or a date, which is its first instant."
+        ),
+        "until": typer.Option(
+            *until, metavar="TIME", help="Ingested then or earlier; yesterday or a date is its last instant."
+        ),
     }.items():
         kinds[name] = Annotated[str | None, option]
+    kinds["is_edit"] = Annotated[
+        bool | None, typer.Option("--edits/--no-edits", help="Made by an edit, or not; without it both.")
+    ]
 
     def make(**options: Any) -> Filters:
         from dlqbatch.store.filters import Filters

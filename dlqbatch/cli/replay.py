@@ -68,11 +68,16 @@ def plan(
     dlqbatch replay plan --group dba642681715e5f0
     dlqbatch replay plan --text "timed out" --since 2030-06-01 --limit 1000
     """
+    from dlqbatch.messages.actions import MessageActions
     from dlqbatch.replay.freeze import Selection
     from dlqbatch.replay.job import plan_replay
+    from dlqbatch.store.access import store_for
 
     selection = Selection(filters, tuple(row_ids or ()), everything, limit, to_queue)
     planned = plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
+    if not planned.frozen.size:
+        for sentence in MessageActions(store_for(settings)).near(filters):
+            remark(sentence)
     _end_with_plan(planned, as_json=as_json)
 
 

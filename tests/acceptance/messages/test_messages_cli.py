@@ -149,6 +149,37 @@ def test_a_large_body_is_cut_on_the_screen_and_whole_when_asked(engine: Engine, 
     assert len(base64.b64decode(ask(installed, "show", str(row_id), "--json").told["body_base64"])) == 10_000_000
 
 
+def test_what_a_filter_discarded_comes_back_by_a_filter(engine: Engine, installed: Program) -> None:
+    limited = row(error_type="handlers.RateLimited", event="orders.eu.created", origin_queue="orders")
+    others = row(error_type="handlers.RateLimited", event="orders.us.created", origin_queue="orders.us")
+    (wanted, _) = add(engine, limited, others)
+    these = (
+        "--error-type",
+        "RateLimited",
+        "--event",
+        "orders.*.created",
+        "--not",
+        "origin=orders.us",
+        "--since",
+        "2020-01-01",
+    )
+    assert [one["id"] for one in ask(installed, "list", *these, "--json").told["messages"]] == [wanted]
+    assert ask(installed, "discard", *these, "--reason", "wrong", "--yes").code == 0
+    assert ask(installed, "list", *these, "--status", "manual").code == 1
+    assert ask(installed, "restore", *these, "--yes").code == 0
+    assert [one["id"] for one in ask(installed, "list", "--status", "manual", "--json").told["messages"]] == [wanted]
+
+
+@pytest.mark.parametrize("command", [("list",), ("groups",), ("discard", "--reason", "r", "--dry-run")])
+def test_a_word_that_nothing_has_is_met_with_the_ones_that_are_there(
+    engine: Engine, installed: Program, command: tuple[str, ...]
+) -> None:
+    add(engine, *(row(error_type="handlers.RateLimited") for _ in range(3)))
+    missed = ask(installed, *command, "--error-type", "RateLimted")
+    assert missed.code == 1
+    assert "no message has the error type 'RateLimted'; there is handlers.RateLimited (3)" in missed.err
+
+
 def test_pages_are_walked_by_what_the_last_one_names(engine: Engine, installed: Program) -> None:
     ids = add(engine, *(row() for _ in range(5)))
     first = ask(installed, "list", "--limit", "3", "--json").told
@@ -177,7 +208,9 @@ def test_the_exit_code_tells_how_it_went(sqlite_url: str) -> None:
         (("restore", str(free)), 1),
         (("list", "--event", ""), 2),
         (("list", "--status", "dead"), 2),
-        (("list", "--since", "yesterday"), 2),
+        (("list", "--since", "one day"), 2),
+        (("list", "--since", "1h", "--until", "2h"), 2),
+        (("list", "--not", "event"), 2),
         (("list", "--after", "x"), 2),
         (("list", "--limit", "0"), 2),
         (("show", "x"), 2),
@@ -190,6 +223,9 @@ def test_the_exit_code_tells_how_it_went(sqlite_url: str) -> None:
         *((("discard", "--reason", "r", *nothing, flag), 1) for flag in ("--yes", "--dry-run")),
         (("discard", str(free), "--reason", "r", "--actor", "ingest"), 2),
         (("restore",), 2),
+        (("restore", *nothing), 2),
+        (("restore", *nothing, "--yes"), 1),
+        (("restore", str(free), *nothing), 2),
         (("discard", str(free), str(held), "--reason", "r", "--dry-run"), 3),
         (("discard", "--all", "--reason", "r", "--dry-run"), 3),
         (("discard", "--all", "--yes", "--reason", "r"), 3),

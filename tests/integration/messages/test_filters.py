@@ -46,7 +46,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 def filled(engine: Engine, chance: random.Random) -> dict[int, dict[str, Any]]:
     """What each row is, by its id; some of them look like edits."""
     rows: dict[int, dict[str, Any]] = {}
-    for _ in range(150):
+    for _ in range(80):
         error = chance.choice(ERRORS)
         columns: dict[str, Any] = {
             "error_type": error,
@@ -151,7 +151,7 @@ def is_meant(words: dict[str, Any], one: dict[str, Any]) -> bool:
 def listed(store: MessageActions, filters: Filters) -> list[int]:
     found, after = [], None
     while True:
-        page = store.page(filters, 40, after)
+        page = store.page(filters, 30, after)
         found += [record.id for record in page.messages]
         after = page.next
         if after is None:
@@ -174,7 +174,7 @@ def test_every_command_selects_what_a_plain_reading_of_the_filter_selects(engine
     rows = filled(engine, chance)
     store = MessageActions(engine)
     people = {"actor": "ann", "reason": "r", "now": NOW, "dry_run": True}
-    for turn in range(120):
+    for turn in range(50):
         words = some_filters(chance)
         filters = Filters.parse(**words, now=NOW)
         this = f"seed {seed}: {words}"
