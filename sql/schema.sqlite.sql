@@ -401,4 +401,12 @@ CREATE INDEX dlq_messages_by_framework_id ON dlq_messages (framework_id) WHERE f
 
 UPDATE dlqbatch_version SET version_num='0008' WHERE dlqbatch_version.version_num = '0007';
 
+-- Running upgrade 0008 -> 0009
+
+CREATE INDEX dlq_messages_overdue ON dlq_messages (priority DESC, next_retry_at) WHERE status = 'pending' AND NOT is_due AND next_retry_at IS NOT NULL AND plan_id IS NULL;
+
+DROP INDEX dlq_messages_waiting;
+
+UPDATE dlqbatch_version SET version_num='0009' WHERE dlqbatch_version.version_num = '0008';
+
 COMMIT;

@@ -19,7 +19,8 @@ from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.journal import RowMove
 from dlqbatch.store.reservation import begun
 from dlqbatch.store.states import Status, Strategy
-from dlqbatch.store.tables import ATTEMPTS, HAS_LEASE, IS_DUE, MESSAGES, WAITS_FOR_ITS_TIME
+from dlqbatch.store.tables import ATTEMPTS, HAS_LEASE, IS_DUE, MESSAGES
+from dlqbatch.store.waiting import overdue
 
 _M: Final = MESSAGES.c
 LIMIT: Final = 256
@@ -34,20 +35,14 @@ CLAIMED: Final[tuple[ColumnElement[Any], ...]] = (
 HAS_ATTEMPT: Final = exists().where(ATTEMPTS.c.message_id == _M.id, ATTEMPTS.c.closed_at.is_(None)).label("has_attempt")
 _IN_ORDER: Final = (_M.priority.desc(), _M.created_at, _M.id)
 _PROMOTED_AT_ONCE: Final = 1_000
-"""How many rows are marked as due at once; priority holds among the rows that are marked."""
+"""How many rows are marked as due at once; age counts only among rows that are marked."""
 
 
 def promote(engine: Engine, now: datetime, limit: int = _PROMOTED_AT_ONCE) -> int:
-    """Mark rows whose time has come, the longest waiting first; says how many."""
+    """Mark rows whose time has come: highest priority first, then the longest waiting; says how many."""
     with writing(engine) as connection:
-        waiting = (
-            select(_M.id)
-            .where(text(WAITS_FOR_ITS_TIME), _M.next_retry_at <= now)
-            .order_by(_M.next_retry_at)
-            .limit(limit)
-            .with_for_update(skip_locked=True)
-        )
-        ids = connection.scalars(waiting).all()
+        waiting = select(_M.id).with_for_update(skip_locked=True)
+        ids = [row.id for row in overdue(connection, waiting, now, limit)]
         if ids:
             marking = update(MESSAGES).where(in_list(connection, _M.id, ids))
             connection.execute(marking.values(is_due=true()))
@@ -64,7 +59,7 @@ def claim(
     """
     due = select(*CLAIMED).where(text(IS_DUE)).order_by(*_IN_ORDER).limit(limit).with_for_update(skip_locked=True)
     while True:
-        marked = promote(engine, now)
+        marked = promote(engine, now, _PROMOTED_AT_ONCE)
         lock = _lock(owner, now, lease)
         with writing(engine) as connection:
             rows = connection.execute(due).all()
@@ -76,20 +71,15 @@ def claim(
 
 
 def due(engine: Engine, limit: int, now: datetime) -> list[Claimed]:
-    """The rows that a run would claim: expired leases first, then what is due, then what would become due."""
+    """The rows that a run would claim, in its order: expired leases first, then what is due, marked or not."""
     expired = (text(HAS_LEASE), _M.lease_until < now, ~IS_SENT)
-    rows = select(*CLAIMED, HAS_ATTEMPT)
-    queries = (
-        rows.where(*expired).order_by(_M.lease_until),
-        rows.where(text(IS_DUE)).order_by(*_IN_ORDER),
-        rows.where(text(WAITS_FOR_ITS_TIME), _M.next_retry_at <= now).order_by(_M.next_retry_at),
-    )
-    found: list[Claimed] = []
+    rows = select(*CLAIMED, HAS_ATTEMPT, _M.priority, _M.created_at)
     with reading(engine) as connection:
-        for query in queries:
-            some = connection.execute(query.limit(limit - len(found)))
-            found += [claimed(row, "", has_attempt=row.has_attempt) for row in some]
-    return found
+        taken_over = connection.execute(rows.where(*expired).order_by(_M.lease_until).limit(limit)).all()
+        marked = connection.execute(rows.where(text(IS_DUE)).order_by(*_IN_ORDER).limit(limit)).all()
+        unmarked = overdue(connection, rows, now, limit)
+    in_order = sorted([*marked, *unmarked], key=lambda row: (-row.priority, row.created_at, row.id))
+    return [claimed(row, "", has_attempt=row.has_attempt) for row in [*taken_over, *in_order][:limit]]
 
 
 def take_over(

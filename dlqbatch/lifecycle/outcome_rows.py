@@ -37,6 +37,7 @@ from dlqbatch.store.bulk import in_list, insert_into, values_table
 from dlqbatch.store.column_types import BIGINT, Time
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.states import Outcome, Status
+from dlqbatch.store.waiting import overdue
 
 _A: Final = tables.ATTEMPTS.c
 _M: Final = tables.MESSAGES.c
@@ -133,9 +134,9 @@ class SentAttempts:
     def due(self, now: datetime, limit: int) -> list[Origin]:
         """The origins of so many messages that are due, each once."""
         marked = select(*_ORIGIN).where(text(tables.IS_DUE)).limit(limit)
-        waiting = select(*_ORIGIN).where(text(tables.WAITS_FOR_ITS_TIME), _M.next_retry_at <= now).limit(limit)
         with reading(self._engine) as connection:
-            found = {tuple(row) for query in (marked, waiting) for row in connection.execute(query)}
+            found = {tuple(row) for row in connection.execute(marked)}
+            found |= {tuple(row) for row in overdue(connection, select(*_ORIGIN), now, limit)}
         known = (row for row in found if any(row))
         return [Origin(queue or None, exchange, key or "") for queue, exchange, key in sorted(known, key=repr)]
 

@@ -31,8 +31,8 @@ from dlqbatch.store.tables import (
     PLANS,
     RUNS,
     TRANSITIONS,
-    WAITS_FOR_ITS_TIME,
 )
+from dlqbatch.store.waiting import count_overdue, next_time
 
 # States in which a message waits for a person.
 FOR_A_PERSON: Final = (Status.MANUAL, Status.FAILED)
@@ -286,11 +286,8 @@ def _oldest_waiting(connection: Connection) -> datetime | None:
 
 def _due(connection: Connection, now: datetime) -> tuple[int, datetime | None]:
     """How many messages are due, and when the next one is."""
-    waits = text(WAITS_FOR_ITS_TIME)
     marked = connection.scalar(select(func.count()).select_from(MESSAGES).where(text(IS_DUE))) or 0
-    unmarked = select(func.count()).select_from(MESSAGES).where(waits, _M.next_retry_at <= now, _M.plan_id.is_(None))
-    following = select(func.min(_M.next_retry_at)).where(waits, _M.next_retry_at > now)
-    return marked + (connection.scalar(unmarked) or 0), connection.scalar(following)
+    return marked + count_overdue(connection, now), next_time(connection, now)
 
 
 def _breakers(connection: Connection) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -141,7 +141,7 @@ Index("dlq_messages_by_age_in_status", _M.status, _M.status_since, _M.id)
 Index("dlq_messages_groups", _M.status, _M.fingerprint, _M.created_at)
 _partial("dlq_messages_unproven", text(TAKEN_BY), _M.full_digest, where=ACK_UNPROVEN)
 _partial("dlq_messages_due", _M.priority.desc(), _M.created_at, _M.id, where=IS_DUE)
-_partial("dlq_messages_waiting", _M.next_retry_at, where=WAITS_FOR_ITS_TIME)
+_partial("dlq_messages_overdue", _M.priority.desc(), _M.next_retry_at, where=WAITS_FOR_ITS_TIME)
 _partial("dlq_messages_leases", _M.lease_until, where=HAS_LEASE)
 _partial("dlq_messages_by_plan", _M.plan_id, _M.status, _M.id, where="plan_id IS NOT NULL")
 

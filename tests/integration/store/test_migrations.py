@@ -20,7 +20,7 @@ from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.store import migrate
 from dlqbatch.store.engine import create_engine_for, reading, writing
 
-HEAD = "0008"
+HEAD = "0009"
 OURS = {
     "dlq_alert_receivers",
     "dlq_alerts",
