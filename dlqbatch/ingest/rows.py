@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine, Row, select
 
@@ -28,14 +28,14 @@ from dlqbatch.ingest.arrivals import (
 from dlqbatch.ingest.examine import Examined
 from dlqbatch.ingest.known_rows import PossibleDuplicates
 from dlqbatch.lifecycle import breaker_rows as breakers
-from dlqbatch.lifecycle.attempts import LIMITS, close_attempt
+from dlqbatch.lifecycle.attempts import LIMITS, close_attempts
 from dlqbatch.lifecycle.backoff_and_off_peak import Options, next_retry
 from dlqbatch.lifecycle.breaker import Limits
 from dlqbatch.lifecycle.max_attempts import MAX_ATTEMPTS, MAX_TRIPS, after_failed_attempt
 from dlqbatch.store.engine import writing
-from dlqbatch.store.journal import RowMove, arrive, move_many, note_many
+from dlqbatch.store.journal import RowMove, arrive, move_locked, note_many
 from dlqbatch.store.states import Status, Strategy
-from dlqbatch.store.tables import ATTEMPTS, MESSAGES
+from dlqbatch.store.tables import MESSAGES
 from dlqbatch.store.text import key
 
 RECORDED: Final = "recorded"
@@ -126,19 +126,14 @@ class Ingestion:
                 connection, pending.values(), self._run, self._matched | done.matched
             )
             new: dict[int, tuple[Examined, NewRow]] = {}
+            returned: list[_Returned] = []
+            reopened: dict[int, str] = {}
             notes: dict[int, str] = {}
             for place, each in pending.items():
                 row = rows.get(key(each.id)) if each.id else None
                 candidates = _candidates(connection, each, row, duplicates)
                 meaning = meaning_of_arrival(
-                    Arrival(
-                        bool(each.id),
-                        each.redelivered,
-                        each.attempt,
-                        each.digest,
-                        row is not None and known_rows.is_elsewhere(connection, each.origin, row),
-                        each.parent is not None and each.trips > self.max_trips,
-                    ),
+                    self._arrival(connection, each, row),
                     known[row.id] if row is not None else None,
                     unproven_duplicates=len(candidates),
                     in_doubt=any(candidates.values()),
@@ -151,13 +146,15 @@ class Ingestion:
                     if meaning.possible_duplicate:
                         known_rows.flag(connection, candidates)
                     continue
-                if row is not None:
-                    done.results[place] = self._apply(connection, each, meaning, row, now, notes, done.failures)
-                elif isinstance(meaning, Duplicate):
-                    duplicate, _ = candidates.popitem()
-                    done.matched.add(duplicate)
-                    notes[duplicate] = meaning.why
+                if isinstance(meaning, Duplicate):
                     done.results[place] = DUPLICATE, None
+                    row_id = row.id if row is not None else done.match(candidates)
+                    (reopened if meaning.reopens else notes)[row_id] = meaning.why
+                elif row is not None:
+                    done.results[place] = RECORDED, "attempt-failed"
+                    returned.append(_Returned(each, meaning, row))
+            self._fail_attempts(connection, returned, now, done)
+            self._reopen(connection, reopened, now)
             # From its commit on such a row stands for this message, and no other can be taken for it.
             known_rows.flag(connection, done.matched)
             ids = self._insert(connection, new, now)
@@ -167,33 +164,44 @@ class Ingestion:
             note_many(connection, notes, now, _ACTOR)
             pending = {place: each for place, (each, _) in new.items() if place not in ids}
 
-    def _apply(
-        self,
-        connection: Connection,
-        each: Examined,
-        meaning: AttemptFailed | Duplicate,
-        row: Row[*tuple[Any, ...]],
-        now: datetime,
-        notes: dict[int, str],
-        failures: list[breakers.Failed],
-    ) -> tuple[str, str | None]:
-        if isinstance(meaning, AttemptFailed):
-            failures.append(_failed(connection, meaning, row, now))
-            self._fail_attempt(connection, each, meaning, row, now)
-            return RECORDED, "attempt-failed"
-        if meaning.reopens:
-            again = next_retry(Strategy.IMMEDIATE, 0, now, self.options)
-            reopening = RowMove(row.id, Status.RESOLVED, Status.PENDING, None, meaning.why, {"next_retry_at": again})
-            move_many(connection, [reopening], now, _ACTOR)
-        else:
-            notes[row.id] = meaning.why
-        return DUPLICATE, None
+    def _arrival(self, connection: Connection, each: Examined, row: Row[*tuple[Any, ...]] | None) -> Arrival:
+        return Arrival(
+            bool(each.id),
+            each.redelivered,
+            each.attempt,
+            each.digest,
+            row is not None and known_rows.is_elsewhere(connection, each.origin, row),
+            each.parent is not None and each.trips > self.max_trips,
+        )
 
-    def _fail_attempt(
-        self, connection: Connection, each: Examined, failed: AttemptFailed, row: Row[*tuple[Any, ...]], now: datetime
-    ) -> None:
-        """Close the attempt and take the row along every move that follows, one by one."""
-        close_attempt(connection, row.id, failed.number, "failed", now, was="succeeded" if failed.late else None)
+    def _reopen(self, connection: Connection, reopened: Mapping[int, str], now: datetime) -> None:
+        """Resolved messages, by row id and why, came again."""
+        again = next_retry(Strategy.IMMEDIATE, 0, now, self.options)
+        moves = (
+            RowMove(row_id, Status.RESOLVED, Status.PENDING, None, why, {"next_retry_at": again})
+            for row_id, why in reopened.items()
+        )
+        move_locked(connection, list(moves), now, _ACTOR)
+
+    def _fail_attempts(self, connection: Connection, returned: Sequence[_Returned], now: datetime, done: _Done) -> None:
+        """Close the attempts and take their rows along every move that follows, one statement for all alike.
+
+        No row is named twice: messages that tell of one row have an id in common, and are in different waves.
+        """
+        numbers = {row.id: failed.number for _, failed, row in returned}
+        origins = {row.id: (row.origin_queue, row.origin_exchange, row.origin_key) for *_, row in returned}
+        done.failures += breakers.failures_of(connection, numbers, origins, now)
+        on_time = {each.row.id: each.failed.number for each in returned if not each.failed.late}
+        close_attempts(connection, on_time, "failed", now)
+        late = {each.row.id: each.failed.number for each in returned if each.failed.late}
+        close_attempts(connection, late, "failed", now, was="succeeded")
+        ways = [self._way(each, now) for each in returned]
+        for step in range(max(map(len, ways), default=0)):
+            move_locked(connection, [way[step] for way in ways if step < len(way)], now, _ACTOR)
+
+    def _way(self, returned: _Returned, now: datetime) -> list[RowMove]:
+        """The moves of a row whose attempt failed, in their order."""
+        each, failed, row = returned
         outcome = after_failed_attempt(
             row.status,
             row.dlq_retry_count,
@@ -205,6 +213,7 @@ class Ingestion:
         )
         token = row.lock_token
         why = f"attempt {failed.number} failed" + (", seen late" if failed.late else "")
+        way: list[RowMove] = []
         for step in outcome.moves:
             columns: dict[str, Any] = {}
             if step.end is Status.PROCESSING:
@@ -219,8 +228,9 @@ class Ingestion:
                 }
                 if not each.id:
                     columns["returned_digest"] = _returned_digest(each)
-            move_many(connection, [RowMove(row.id, step.start, step.end, token, why, columns)], now, _ACTOR)
+            way.append(RowMove(row.id, step.start, step.end, token, why, columns))
             token = columns.get("lock_token")
+        return way
 
     def _new_identity(self) -> str:
         """An identity that sorts in the order of arrival, as rows are written in the order of their identities."""
@@ -258,6 +268,14 @@ class Ingestion:
         return found
 
 
+class _Returned(NamedTuple):
+    """A message that is a failed attempt of a row, which this transaction has locked."""
+
+    each: Examined
+    failed: AttemptFailed
+    row: Row[*tuple[Any, ...]]
+
+
 @dataclass(slots=True)
 class _Done:
     """What has come of the messages of one transaction."""
@@ -266,6 +284,12 @@ class _Done:
     matched: set[int] = field(default_factory=set)
     returned: set[bytes] = field(default_factory=set)
     failures: list[breakers.Failed] = field(default_factory=list)
+
+    def match(self, candidates: dict[int, bool]) -> int:
+        """The only row that a message without an id may be; no other message is taken for it from here on."""
+        row_id, _ = candidates.popitem()
+        self.matched.add(row_id)
+        return row_id
 
 
 def _waves(batch: Sequence[Examined]) -> list[dict[int, Examined]]:
@@ -312,17 +336,6 @@ def _candidates(
     if not each.id:
         return duplicates[known_rows.content_key(each)]
     return known_rows.children_like(connection, each) if row is not None else {}
-
-
-def _failed(
-    connection: Connection, meaning: AttemptFailed, row: Row[*tuple[Any, ...]], now: datetime
-) -> breakers.Failed:
-    attempt = select(ATTEMPTS.c.sent_at, breakers.named_queue().label("named"))
-    attempt = attempt.where(ATTEMPTS.c.message_id == row.id, ATTEMPTS.c.number == meaning.number)
-    sent_at, named = connection.execute(attempt).one_or_none() or (None, None)
-    # It may be back before its sender could note that it was sent.
-    place = named or breakers.place(row.origin_queue, row.origin_exchange, row.origin_key)
-    return breakers.Failed(row.id, place, sent_at or now)
 
 
 def _columns(each: Examined) -> dict[str, Any]:

@@ -187,16 +187,21 @@ def _take_back(connection: Connection, row_ids: Sequence[int]) -> None:
         connection.execute(update(ATTEMPTS).where(*mine, is_last).values(closed_at=None, outcome=None))
 
 
-def close_attempt(
-    connection: Connection, row_id: int, number: int, outcome: Outcome, at: datetime, was: Outcome | None = None
-) -> bool:
-    """False if it does not stand as expected: `was` None is open, an outcome is one that a late return corrects."""
-    closing = update(ATTEMPTS).where(
-        _A.message_id == row_id,
-        _A.number == number,
-        _A.outcome.is_not_distinct_from(was),
-    )
-    return connection.execute(closing.values(outcome=outcome, closed_at=at)).rowcount == 1
+def close_attempts(
+    connection: Connection, numbers: Mapping[int, int], outcome: Outcome, at: datetime, was: Outcome | None = None
+) -> set[int]:
+    """Close the attempts with these numbers, by row id; the rows whose attempt stood as expected.
+
+    `was` None is an open attempt, an outcome is one that a late return corrects.
+    """
+    if not numbers:
+        return set()
+    ended = values_table(connection, {_A.message_id: list(numbers), _A.number: list(numbers.values())})
+    these = (_A.message_id == ended.c.message_id, _A.number == ended.c.number)
+    # Spelt so that the planner finds an open attempt by its index.
+    expected = _A.closed_at.is_(None) if was is None else _A.outcome == was
+    closing = update(ATTEMPTS).where(*these, expected).values(outcome=outcome, closed_at=at)
+    return set(connection.scalars(closing.returning(_A.message_id)))
 
 
 def abandon_unsent(connection: Connection, tokens: Mapping[int, str], at: datetime) -> dict[int, Strategy | None]:

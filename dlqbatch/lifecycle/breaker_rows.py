@@ -16,7 +16,7 @@ from sqlalchemy import Connection, ScalarSelect, Select, bindparam, exists, sele
 
 from dlqbatch.lifecycle import breaker
 from dlqbatch.lifecycle.breaker import Breaker, Limits
-from dlqbatch.store.bulk import in_list, insert_into
+from dlqbatch.store.bulk import in_list, insert_into, values_table
 from dlqbatch.store.states import Phase
 from dlqbatch.store.tables import ATTEMPTS, BREAKERS, MESSAGES, PLAN_ITEMS, PLANS
 from dlqbatch.store.text import key
@@ -45,9 +45,32 @@ def named_queue() -> ScalarSelect[Any]:
     """The queue that a replay has named for this attempt; what becomes of it says nothing of its row's origin."""
     item = PLAN_ITEMS.c
     of_this = (item.message_id == ATTEMPTS.c.message_id, item.attempt == ATTEMPTS.c.number)
-    plans = PLANS.join(PLAN_ITEMS, item.plan_id == PLANS.c.id)
-    named = select(PLANS.c.to_queue).select_from(plans).where(PLANS.c.to_queue.is_not(None), *of_this)
+    # Plans first, of which there are few: as a join SQLite would read every item of every plan, for each attempt.
+    has_this = exists().where(item.plan_id == PLANS.c.id, *of_this).correlate(ATTEMPTS, PLANS)
+    named = select(PLANS.c.to_queue).where(PLANS.c.to_queue.is_not(None), has_this)
     return named.limit(1).correlate(ATTEMPTS).scalar_subquery()
+
+
+def failures_of(
+    connection: Connection,
+    numbers: Mapping[int, int],
+    origins: Mapping[int, tuple[str | None, str | None, str | None]],
+    now: datetime,
+) -> list[Failed]:
+    """What is counted of attempts that came back, by row id: their numbers, and the origins of their rows."""
+    if not numbers:
+        return []
+    attempt = ATTEMPTS.c
+    listed = values_table(connection, {attempt.message_id: list(numbers), attempt.number: list(numbers.values())})
+    these = (attempt.message_id == listed.c.message_id, attempt.number == listed.c.number)
+    rows = connection.execute(select(attempt.message_id, attempt.sent_at, named_queue()).where(*these))
+    sent = {row_id: (sent_at, named) for row_id, sent_at, named in rows}
+    failures: list[Failed] = []
+    for row_id, origin in origins.items():
+        # It may be back before its sender could note that it was sent.
+        sent_at, named = sent.get(row_id, (None, None))
+        failures.append(Failed(row_id, named or place(*origin), sent_at or now))
+    return failures
 
 
 def admit(

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.facts import ChannelReading, QueueCounters, QueueReading
 from dlqbatch.lifecycle import breaker_rows as breakers
-from dlqbatch.lifecycle.attempts import close_attempt
+from dlqbatch.lifecycle.attempts import close_attempts
 from dlqbatch.lifecycle.leases import ACTOR
 from dlqbatch.lifecycle.proof import Sighting, UnprovenRetries, counted_from, worth_keeping
 from dlqbatch.lifecycle.return_checks import LoggedRun
@@ -180,8 +180,7 @@ class SentAttempts:
                 for row in rows
                 if row.status == Status.PROCESSING and numbers.get(row.id) == attempts[row.id][0]
             ]
-            for move in moves:
-                close_attempt(connection, move.row_id, attempts[move.row_id][0], outcome, now)
+            close_attempts(connection, {move.row_id: attempts[move.row_id][0] for move in moves}, outcome, now)
             moved = journal.move_many(connection, moves, now, ACTOR)
             if status is Status.RESOLVED:
                 breakers.count_succeeded(connection, moved, now)

@@ -76,13 +76,24 @@ def values_table(connection: Connection, columns: Mapping[Column[Any], Sequence[
             for column, values in columns.items()
         )
         return select(*arrays).subquery(_TABLE_NAME)
-    rows = zip(*(_for_sqlite(connection.dialect, column, values) for column, values in columns.items()), strict=True)
+    rows = zip(*(_for_json(connection.dialect, column, values) for column, values in columns.items()), strict=True)
     each = func.json_each(json.dumps(list(rows), ensure_ascii=False)).table_valued("value", name="rows")
     found = (
-        type_coerce(func.json_extract(each.c.value, f"$[{place}]"), column.type).label(column.name)
+        type_coerce(_extracted(each.c.value, place, column), column.type).label(column.name)
         for place, column in enumerate(columns)
     )
     return select(*found).subquery(_TABLE_NAME)
+
+
+def _for_json(dialect: Dialect, column: Column[Any], values: Sequence[Any]) -> Sequence[Any]:
+    if isinstance(column.type, LargeBinary):
+        return [None if value is None else bytes(value).hex() for value in values]
+    return _for_sqlite(dialect, column, values)
+
+
+def _extracted(row: ColumnElement[Any], place: int, column: Column[Any]) -> ColumnElement[Any]:
+    value = func.json_extract(row, f"$[{place}]")
+    return func.dlqbatch_unhex(value) if isinstance(column.type, LargeBinary) else value
 
 
 def constants_and_lists(rows: Collection[Mapping[str, Any]], key: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:

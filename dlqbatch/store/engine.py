@@ -245,6 +245,8 @@ def _sqlite(url: URL, *, busy: float, create: bool, is_default: bool) -> Engine:
     def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
+        # SQLite has `unhex` itself only since 3.41.
+        connection.create_function("dlqbatch_unhex", 1, _unhex, deterministic=True)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -253,6 +255,10 @@ def _sqlite(url: URL, *, busy: float, create: bool, is_default: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _unhex(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)
 
 
 def _postgresql(url: URL, connect_timeout: float, statement_timeout: float) -> Engine:

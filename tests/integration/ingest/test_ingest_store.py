@@ -110,7 +110,7 @@ def send(engine: Engine, now: Any = LATER) -> dict[int, int]:
 def succeed(engine: Engine, identity: str, number: int) -> None:
     found = row(engine, identity)
     with writing(engine) as connection:
-        assert attempts.close_attempt(connection, found.id, number, "succeeded", LATER)
+        assert attempts.close_attempts(connection, {found.id: number}, "succeeded", LATER)
         leaving = RowMove(found.id, Status.PROCESSING, Status.RESOLVED, found.lock_token, "seen", {})
         assert move_many(connection, [leaving], LATER, "lifecycle")
 

@@ -172,8 +172,8 @@ def test_a_closed_attempt_is_followed_by_the_next_number(engine: Engine) -> None
         assert begin(engine, tokens) == {row_id: number}
         attempts.mark_sent(engine, {row_id: number}, NOW)
         with writing(engine) as connection:
-            assert attempts.close_attempt(connection, row_id, number, "failed", NOW)
-            assert not attempts.close_attempt(connection, row_id, number, "failed", NOW)
+            assert attempts.close_attempts(connection, {row_id: number}, "failed", NOW)
+            assert not attempts.close_attempts(connection, {row_id: number}, "failed", NOW)
             start, end = Status.PROCESSING, Status.PENDING
             assert states.move(
                 connection, row_id, start, end, tokens[row_id], NOW, "ingest", "failed again", next_retry_at=NOW
@@ -185,9 +185,9 @@ def test_a_late_return_corrects_a_success(engine: Engine) -> None:
     (row_id,) = due(engine)
     begin(engine, claimed(engine))
     with writing(engine) as connection:
-        assert attempts.close_attempt(connection, row_id, 1, "succeeded", NOW)
-        assert not attempts.close_attempt(connection, row_id, 1, "failed", NOW)
-        assert attempts.close_attempt(connection, row_id, 1, "failed", NOW + MINUTE, was="succeeded")
+        assert attempts.close_attempts(connection, {row_id: 1}, "succeeded", NOW)
+        assert not attempts.close_attempts(connection, {row_id: 1}, "failed", NOW)
+        assert attempts.close_attempts(connection, {row_id: 1}, "failed", NOW + MINUTE, was="succeeded")
     (attempt,) = look_at(engine, row_id).attempts
     assert (attempt.outcome, attempt.closed_at) == ("failed", NOW + MINUTE)
 
@@ -233,7 +233,7 @@ def test_a_late_confirm_of_a_closed_attempt_does_not_end_the_lease_of_the_next(e
     (row_id,) = due(engine)
     begin(engine, claimed(engine))
     with writing(engine) as connection:
-        attempts.close_attempt(connection, row_id, 1, "failed", NOW)
+        attempts.close_attempts(connection, {row_id: 1}, "failed", NOW)
     token = look_at(engine, row_id).record.lock_token or ""
     assert begin(engine, {row_id: token}) == {row_id: 2}
     attempts.mark_sent(engine, {row_id: 1}, NOW)

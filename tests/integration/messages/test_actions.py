@@ -193,7 +193,7 @@ def test_attempts_stand_in_the_story(engine: Engine, review: MessageActions) -> 
     begin_attempts(engine, {row_id: "t"}, Strategy.IMMEDIATE, "worker-1", minutes[1])
     attempts.mark_sent(engine, {row_id: 1}, minutes[2])
     with writing(engine) as connection:
-        attempts.close_attempt(connection, row_id, 1, "failed", minutes[3])
+        attempts.close_attempts(connection, {row_id: 1}, "failed", minutes[3])
     told = [(step.at, step.what, step.actor) for step in review.show(row_id).timeline if step.kind == "attempt"]
     assert told == [
         (minutes[1], "attempt 1 began (immediate)", "worker-1"),

@@ -11,7 +11,7 @@ from dead_rows import NOW, add, begin_attempts, fill, lock, row, store_at
 from query_plans import statements_of, walk
 from sqlalchemy import insert, select, text, update
 
-from dlqbatch.lifecycle.attempts import close_attempt, mark_sent
+from dlqbatch.lifecycle.attempts import close_attempts, mark_sent
 from dlqbatch.lifecycle.leases import claim
 from dlqbatch.monitor.alerts import Alerts
 from dlqbatch.monitor.measure import arrivals_by_hour, measure
@@ -243,7 +243,7 @@ def attempts(engine: Engine, *outcomes: str | None, at: datetime = NOW) -> list[
     with writing(engine) as connection:
         for row_id, outcome in zip(ids, outcomes, strict=True):
             if outcome is not None:
-                assert close_attempt(connection, row_id, 1, outcome, at)  # type: ignore[arg-type]
+                assert close_attempts(connection, {row_id: 1}, outcome, at)  # type: ignore[arg-type]
     return ids
 
 

@@ -33,7 +33,7 @@ from sqlalchemy import select, text, update
 
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.lifecycle import attempts, leases
-from dlqbatch.lifecycle.attempts import close_attempt
+from dlqbatch.lifecycle.attempts import close_attempts
 from dlqbatch.lifecycle.ended_replays import release_ended_plans
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.replay import plan as plan_states
@@ -321,7 +321,7 @@ def test_what_the_broker_confirmed_is_sent_though_the_plan_was_not_told(engine: 
     mark_sent(engine, numbers, LATER)
     with writing(engine) as connection:
         (token,) = connection.scalars(select(MESSAGES.c.lock_token).where(MESSAGES.c.id == ids[0])).all()
-        assert close_attempt(connection, ids[0], 1, "failed", LATER)
+        assert close_attempts(connection, {ids[0]: 1}, "failed", LATER)
         back = states.move(connection, ids[0], Status.PROCESSING, Status.PENDING, token, LATER, "ingest", "failed")
         assert back
     again = applying(engine, frozen, "two")
@@ -397,7 +397,7 @@ def test_a_stopped_plan_goes_on_only_when_told_to_and_counts_anew(engine: Engine
     plan = plan_states.check(engine, frozen.hash, resume_stopped=True)
     later = LATER + timedelta(minutes=1)
     with writing(engine) as connection:
-        assert close_attempt(connection, ids[0], 1, "failed", LATER)
+        assert close_attempts(connection, {ids[0]: 1}, "failed", LATER)
     assert (status(engine, frozen).counted.sent, status(engine, frozen).counted.failed) == (1, 1)
     plan = plan_states.start(engine, plan, canary=True, max_failure_rate=0.5, resume_stopped=True, now=later)
     assert plan.counted_from == later
@@ -422,7 +422,7 @@ def test_the_queue_that_a_plan_has_named_is_the_origin_from_then_on(engine: Engi
     abort(engine, frozen)
     with writing(engine) as connection:
         (token,) = connection.scalars(select(MESSAGES.c.lock_token).where(MESSAGES.c.id == ids[0])).all()
-        assert close_attempt(connection, ids[0], 1, "failed", LATER)
+        assert close_attempts(connection, {ids[0]: 1}, "failed", LATER)
         columns = {"next_retry_at": LATER}
         assert states.move(
             connection, ids[0], Status.PROCESSING, Status.PENDING, token, LATER, "ingest", "failed", **columns

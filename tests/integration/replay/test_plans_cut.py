@@ -28,7 +28,7 @@ from sqlalchemy import func, select
 
 from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.lifecycle import leases
-from dlqbatch.lifecycle.attempts import close_attempt
+from dlqbatch.lifecycle.attempts import close_attempts
 from dlqbatch.lifecycle.ended_replays import release_ended_plans
 from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.lifecycle.resend import Resend
@@ -203,7 +203,7 @@ def test_a_canary_that_came_back_before_it_was_marked_stops_its_plan(engine: Eng
     assert cut.take(100, 1, LATER).numbers == {ids[0]: 1}
     with writing(engine) as connection:
         (token,) = connection.scalars(select(MESSAGES.c.lock_token).where(MESSAGES.c.id == ids[0])).all()
-        assert close_attempt(connection, ids[0], 1, "failed", LATER)
+        assert close_attempts(connection, {ids[0]: 1}, "failed", LATER)
         back = states.move(connection, ids[0], Status.PROCESSING, Status.PENDING, token, LATER, "ingest", "failed")
         assert back
     again = applying(engine, frozen, "two")
