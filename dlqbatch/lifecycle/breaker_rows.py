@@ -73,6 +73,12 @@ def failures_of(
     return failures
 
 
+def not_closed(connection: Connection, origins: Iterable[str]) -> set[str]:
+    """Of these origins those whose circuit breaker does not let everything through."""
+    of_these = in_list(connection, BREAKERS.c.origin, origins)
+    return set(connection.scalars(select(BREAKERS.c.origin).where(BREAKERS.c.phase != Phase.CLOSED, of_these)))
+
+
 def admit(
     connection: Connection, wanted: Mapping[str, Sequence[int]], now: datetime, limits: Limits, *, keep: bool = True
 ) -> set[int]:

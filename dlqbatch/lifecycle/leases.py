@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Engine, Row, exists, func, select, text, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, exists, func, select, text, true, update
 
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import IS_SENT, LEASE, abandon_unsent
@@ -38,11 +38,17 @@ _PROMOTED_AT_ONCE: Final = 1_000
 """How many rows are marked as due at once; age counts only among rows that are marked."""
 
 
-def promote(engine: Engine, now: datetime, limit: int = _PROMOTED_AT_ONCE) -> int:
+HoldBack = Callable[[Connection, Sequence[Row[*tuple[Any, ...]]], datetime], set[int]]
+"""Puts off rows that have become due, and returns the ids of these: nobody claims them."""
+
+
+def promote(engine: Engine, now: datetime, limit: int = _PROMOTED_AT_ONCE, hold_back: HoldBack | None = None) -> int:
     """Mark rows whose time has come: highest priority first, then the longest waiting; says how many."""
+    waiting = select(_M.id, _M.strategy, _M.origin_queue, _M.origin_exchange, _M.origin_key)
     with writing(engine) as connection:
-        waiting = select(_M.id).with_for_update(skip_locked=True)
-        ids = [row.id for row in overdue(connection, waiting, now, limit)]
+        rows = overdue(connection, waiting.with_for_update(skip_locked=True), now, limit)
+        put_off = hold_back(connection, rows, now) if hold_back is not None else set()
+        ids = [row.id for row in rows if row.id not in put_off]
         if ids:
             marking = update(MESSAGES).where(in_list(connection, _M.id, ids))
             connection.execute(marking.values(is_due=true()))
@@ -50,16 +56,22 @@ def promote(engine: Engine, now: datetime, limit: int = _PROMOTED_AT_ONCE) -> in
 
 
 def claim(
-    engine: Engine, owner: str, now: datetime, limit: int = LIMIT, lease: timedelta = LEASE, reason: str = "due"
+    engine: Engine,
+    owner: str,
+    now: datetime,
+    limit: int = LIMIT,
+    lease: timedelta = LEASE,
+    reason: str = "due",
+    hold_back: HoldBack | None = None,
 ) -> list[Claimed]:
     """Due rows, now in processing and this owner's until the lease ends; highest priority first, then the oldest.
 
     All share one token. Fewer than `limit` also when other workers are taking the rest at this moment; none only when
-    nothing is due that nobody has taken.
+    nothing is due that nobody has taken, or when what has become due was held back.
     """
     due = select(*CLAIMED).where(text(IS_DUE)).order_by(*_IN_ORDER).limit(limit).with_for_update(skip_locked=True)
     while True:
-        marked = promote(engine, now, _PROMOTED_AT_ONCE)
+        marked = promote(engine, now, _PROMOTED_AT_ONCE, hold_back)
         lock = _lock(owner, now, lease)
         with writing(engine) as connection:
             rows = connection.execute(due).all()

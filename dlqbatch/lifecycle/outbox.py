@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
@@ -22,6 +22,7 @@ from dlqbatch.errors import DlqbatchError, so_far
 from dlqbatch.jobs import LEFT
 from dlqbatch.lifecycle import attempts, breaker, leases
 from dlqbatch.lifecycle import breaker_rows as breakers
+from dlqbatch.lifecycle.put_off import PutOff, by_origin
 from dlqbatch.lifecycle.resend import NEEDS_A_PERSON, NOBODY_KNOWS, SENT, Resend
 from dlqbatch.lifecycle.strategy import MANUAL, Back, Choice, Claimed
 from dlqbatch.store.engine import reading, writing
@@ -193,6 +194,7 @@ class Sending(Outbox):
         self._max_messages = max_messages
         self._max_attempts = max_attempts
         self._stopped = stopped
+        self._put_off = PutOff(choice, limits)
         self._takes_over = True
         self._mine: dict[int, Claimed] = {}
         """Rows that were taken and are not counted yet."""
@@ -216,8 +218,9 @@ class Sending(Outbox):
             rows = leases.take_over(self._engine, self._worker, now, limit, self._lease)
             self._takes_over = bool(rows)
         if not rows:
-            rows = leases.claim(self._engine, self._worker, now, limit, self._lease)
-            self.is_empty = not rows
+            before = self._put_off.counted.total()
+            rows = leases.claim(self._engine, self._worker, now, limit, self._lease, hold_back=self._put_off)
+            self.is_empty = not rows and self._put_off.counted.total() == before
         # Taken over from this run itself, after its own lease ended: it is under way, and was counted.
         known, self._mine = self._mine, self._mine | {row.row_id: row for row in rows}
         rows = [row for row in rows if row.row_id not in known]
@@ -273,6 +276,9 @@ class Sending(Outbox):
 
     def finish(self) -> list[str]:
         """Write what is still unwritten; a row that cannot be written waits for its lease to end."""
+        # They are no part of `max_messages`: others go in their place.
+        self.got += self._put_off.counted.total()
+        self.results.update(self._put_off.counted)
         for row_id in list(self._resend.unanswered):
             self.held(row_id, "connection-lost")
         try:
@@ -383,9 +389,5 @@ def admit(
     engine: Engine, rows: Iterable[Claimed], now: datetime, limits: breaker.Limits, *, keep: bool = True
 ) -> set[int]:
     """The ids of the rows that the circuit breakers of their origins let through; `keep` changes the breakers."""
-    # A row without a known origin has no breaker; it is held as origin-unknown when it is sent.
-    by_origin: defaultdict[str, list[int]] = defaultdict(list)
-    for row in rows:
-        by_origin[row.origin or ""].append(row.row_id)
     with (writing if keep else reading)(engine) as connection:
-        return breakers.admit(connection, by_origin, now, limits, keep=keep)
+        return breakers.admit(connection, by_origin(rows), now, limits, keep=keep)
