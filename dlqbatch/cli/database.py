@@ -45,7 +45,7 @@ def upgrade(settings: Settings, *, dry_run: DryRun = False, as_json: AsJson = Fa
     else:
         if settings.database_url_is_default:
             Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        done = migrate.upgrade(url, connect_timeout=settings.connect_timeout_seconds)
+        done = migrate.upgrade(url, connect_timeout=settings.connect_timeout_seconds, waits=remark)
         shown |= {"before": done.before, "after": done.after}
     if not as_json:
         shown["before"] = shown["before"] or _NONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from io import StringIO
@@ -15,7 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import URL, Connection, Engine, text
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
+from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop_after_delay, wait_random
 
 from dlqbatch.errors import DatabaseUnreadable, PolicyMissing
 from dlqbatch.store import migrations
@@ -24,6 +24,13 @@ from dlqbatch.store.engine import VERSION_TABLE, create_engine_for, parse, readi
 _UPGRADES_ONE_AT_A_TIME = 0x646C716261746368  # 'dlqbatch', the key of an advisory lock
 _SECONDS_FOR_A_STATEMENT = 600.0  # a change of a large table, or the wait for another process's upgrade
 _SECONDS_FOR_WAL = 5.0
+_MILLISECONDS_FOR_A_LOCK = 2_000
+_SECONDS_BETWEEN_TRIES = (1.0, 3.0)  # in which those who waited behind the upgrade go on
+_STATES_OF_IN_USE = frozenset({"55P03", "40P01"})  # lock_not_available, deadlock_detected
+_IN_USE = (
+    "for {after:.0f} s a transaction has been open on a table that has to change: a long query, a backup, an editor. "
+    "Nothing has changed yet, and it is tried again. To end the wait, end that transaction"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +39,45 @@ class Upgraded:
     after: str | None
 
 
-def upgrade(url: str, *, connect_timeout: float = 10) -> Upgraded:
-    """Bring the schema up to date in one transaction; makes the SQLite file if there is none."""
+def upgrade(url: str, *, connect_timeout: float = 10, waits: Callable[[str], None] = lambda _: None) -> Upgraded:
+    """Bring the schema up to date in one transaction; makes the SQLite file if there is none.
+
+    `waits` hears that somebody else uses a table that has to change, each time before it is tried again.
+    """
     parsed = parse(url)
     is_new_file = parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists()
     engine = create_engine_for(
         url, connect_timeout=connect_timeout, statement_timeout=_SECONDS_FOR_A_STATEMENT, create=True
     )
-    with _said_plainly(parsed), writing(engine) as connection:
+    with _said_plainly(parsed):
+        upgraded: Upgraded = Retrying(
+            retry=retry_if_exception(_is_in_use),
+            wait=wait_random(*_SECONDS_BETWEEN_TRIES),
+            stop=stop_after_delay(_SECONDS_FOR_A_STATEMENT),
+            before_sleep=lambda state: waits(_IN_USE.format(after=state.seconds_since_start or 0.0)),
+            reraise=True,
+        )(_upgrade, engine)
+    if is_new_file:
+        _use_wal(engine)
+    return upgraded
+
+
+def _upgrade(engine: Engine) -> Upgraded:
+    with writing(engine) as connection:
         if connection.dialect.name == "postgresql":
             # The version is read only behind this lock; SQLite's write lock is there since the transaction began.
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADES_ONE_AT_A_TIME})
+            # Who waits for a table makes all others wait behind it, also those who only read.
+            connection.execute(text(f"SET LOCAL lock_timeout = {_MILLISECONDS_FOR_A_LOCK}"))
         before = _version(connection)
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
-        after = _version(connection)
-    if is_new_file:
-        _use_wal(engine)
-    return Upgraded(before, after)
+        return Upgraded(before, _version(connection))
+
+
+def _is_in_use(error: BaseException) -> bool:
+    return getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) in _STATES_OF_IN_USE
 
 
 def current(url: str, *, connect_timeout: float = 10) -> str | None:

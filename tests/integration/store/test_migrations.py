@@ -11,7 +11,8 @@ from typing import Literal
 
 import pytest
 import sqlalchemy
-from program import HANGS_AFTER
+from alembic import command
+from program import HANGS_AFTER, eventually
 from sqlalchemy import inspect, text
 
 from dlqbatch.drain.event_config import EventConfig
@@ -168,6 +169,29 @@ def test_an_upgrade_waits_for_another_one_before_it_looks(database_url: str) -> 
         assert schema(database_url) == {}
         connection.commit()
         assert upgraded.result(HANGS_AFTER).before is None
+
+
+def test_nobody_waits_long_behind_an_upgrade_that_waits_for_a_table(database_url: str) -> None:
+    with writing(engine_at(database_url)) as connection:
+        config = migrate._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0005")
+    waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'relation' AND NOT granted")
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        with reading(engine_at(database_url)) as backup, reading(engine_at(database_url)) as watching:
+            backup.execute(text("SELECT count(*) FROM dlq_messages"))
+            upgraded = pool.submit(migrate.upgrade, database_url, waits=said.append)
+            for tries in range(2):
+                assert eventually(lambda: watching.scalar(waiting) == 1)
+                # As long as a command would wait for it.
+                with reading(engine_at(database_url)) as connection:
+                    assert connection.scalar(text("SELECT count(*) FROM dlq_messages")) == 0
+                assert eventually(lambda tries=tries: len(said) > tries)  # type: ignore[misc]
+            assert not upgraded.done()
+            assert migrate.current(database_url) == "0005"
+        assert upgraded.result(HANGS_AFTER) == migrate.Upgraded("0005", HEAD)
+    assert "Nothing has changed yet" in said[0]
 
 
 def test_a_new_sqlite_file_becomes_wal_though_another_upgrade_holds_it_at_first(sqlite_url: str) -> None:
