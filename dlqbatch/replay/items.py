@@ -43,7 +43,7 @@ from dlqbatch.store.reservation import Items, begun, items_of_rows, places_of
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import ATTEMPTS, IS_OPEN, MESSAGES, PLAN_ITEMS, PLANS
 
-# It is far shorter than the lease of the lifecycle, since whoever applies a plan again waits for it to end.
+# The lease of an apply is far shorter than that of the lifecycle: whoever applies a plan again waits for its end.
 LEASE: Final = timedelta(seconds=60)
 _AT_ONCE: Final = 1_000  # rows of one transaction
 _M: Final = MESSAGES.c

@@ -61,7 +61,7 @@ def preview(
     counted_from: datetime,
     refuses: Callable[[Outgoing], bool] = lambda _: False,
 ) -> Preview:
-    """Read a thousand items at a time, without locks or writes.
+    """What an apply would send and skip now; nothing is locked or written.
 
     `refuses` says of a message that an apply would leave it to a person.
     """
