@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -35,7 +34,7 @@ MINUTE = timedelta(minutes=1)
 SECOND = timedelta(seconds=1)
 WORKERS = {"postgresql": 10, "sqlite": 4}
 DUE = {"postgresql": 10_000, "sqlite": 2_000}
-MANY = 200_000
+MANY = 30_000
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
@@ -416,23 +415,32 @@ def test_no_query_walks_the_whole_table(engine: Engine, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_claim_of_a_hundred_stays_fast_with_many_rows(database_url: str) -> None:
+def test_a_claim_of_a_hundred_reads_little_more_with_many_rows(database_url: str) -> None:
     engine = store_at(database_url)
 
-    def quickest() -> float:
-        took = []
+    def blocks() -> int:
+        """All that was read of the messages and their indexes so far, from disk or memory."""
+        with reading(engine) as connection:
+            connection.execute(text("SELECT pg_stat_force_next_flush()"))
+        asking = "SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit FROM pg_statio_user_tables"
+        with reading(engine) as connection:
+            return int(connection.scalar(text(f"{asking} WHERE relname = 'dlq_messages'")) or 0)
+
+    def fewest() -> int:
+        """Of a claim; an autovacuum may read beside some of them."""
+        read = []
         for _ in range(9):
-            started = time.perf_counter()
+            before = blocks()
             assert len(claim(engine, "w", NOW, limit=100)) == 100
-            took.append(time.perf_counter() - started)
-        return min(took)  # what it costs; the rest is what else the machine does
+            read.append(blocks() - before)
+        return min(read)
 
     fill(engine, 1_000, due=1_000)
-    few = quickest()
+    few = fewest()
     with writing(engine) as connection:
         connection.execute(text("TRUNCATE dlq_messages CASCADE"))
     fill(engine, MANY, due=1_000)
-    many = quickest()
-    assert many < 3 * few, f"{many * 1000:.1f} ms at {MANY} rows, {few * 1000:.1f} ms at 1,000"
+    many = fewest()
+    assert 0 < many < 1.5 * few, f"{many} blocks at {MANY} rows, {few} at 1,000"
     with reading(engine) as connection:
         assert connection.scalar(select(func.count()).select_from(MESSAGES)) == MANY
