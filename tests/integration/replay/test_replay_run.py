@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, broker_url: str) -> Iterator[Store]:
         yield store
 
 
-def test_a_rate_is_kept_and_never_exceeded_by_more_than_three_per_cent(store: Store) -> None:
+def test_a_rate_is_never_exceeded_by_more_than_three_per_cent(store: Store) -> None:
     number, rate = 500, 100
     fill(store.engine, range(number))
     name = store.plan()
@@ -63,9 +63,8 @@ def test_a_rate_is_kept_and_never_exceeded_by_more_than_three_per_cent(store: St
     half = number // 2
     stretches = [later - sooner for sooner, later in zip(times, times[half:], strict=False)]
     found = half / statistics.median(stretches)
-    assert (
-        rate * 0.6 < found < rate * 1.03
-    )  # a machine that is overloaded is slower, and makes up for no more than a second
+    # That it is not slower than it may be is the pace's own test: here it would depend on the machine.
+    assert found < rate * 1.03
 
 
 def test_between_two_batches_lies_the_pause(store: Store) -> None:

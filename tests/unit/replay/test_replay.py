@@ -184,6 +184,19 @@ def test_no_more_goes_out_than_the_pace_allows(rate: float, waits: list[float]) 
         assert taken <= rate * (now - start) + 1
 
 
+@given(st.floats(2, 500), st.lists(st.floats(0, 0.2), min_size=1, max_size=300))
+def test_who_asks_often_gets_all_that_the_rate_allows(rate: float, waits: list[float]) -> None:
+    now = start = 1000.0
+    pace = Pace(rate)
+    taken = 0
+    for wait in [0.0, *waits]:
+        now += wait
+        number = pace.allowed(now, 512)
+        pace.took(number)
+        taken += number
+    assert taken >= rate * (now - start) - 0.001
+
+
 def test_a_pace_makes_up_for_little_only() -> None:
     pace = Pace(100)
     assert pace.allowed(50.0, 10_000) == 1
