@@ -181,9 +181,11 @@ def _database_server() -> Iterator[str]:
 
 @pytest.fixture
 def database_url(database_server: str) -> Iterator[str]:
+    from ready_store import make_empty  # noqa: PLC0415  (it loads the store)
+
     name = f"test_{secrets.token_hex(6)}"
+    make_empty(database_server, name)
     with psycopg.connect(database_server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
         yield database_server.replace("postgresql://", "postgresql+psycopg://").rpartition("/")[0] + "/" + name
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -20,6 +20,8 @@ from dlqbatch.store import migrate
 
 _templates: dict[str, str] = {}
 """The template's name for each server of PostgreSQL."""
+_empty: list[tuple[str, str]] = []
+"""Servers of PostgreSQL, and an empty database of each for a later test."""
 
 
 def make_tables(url: str) -> None:
@@ -43,11 +45,15 @@ def _sqlite_file() -> Path:
 
 
 def _is_untouched(url: str) -> bool:
-    """It is empty, and nobody is connected to it."""
+    """It is as CREATE DATABASE makes it, and nobody is connected to it."""
     with psycopg.connect(_spelt_for_psycopg(url)) as connection:
         found = connection.execute(
             "SELECT FROM pg_class WHERE relnamespace = 'public'::regnamespace UNION ALL SELECT FROM pg_stat_activity "
-            "WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            "WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid() "
+            "UNION ALL SELECT FROM pg_namespace WHERE nspname !~ '^pg_' "
+            "AND nspname NOT IN ('public', 'information_schema') "
+            "UNION ALL SELECT FROM pg_database d LEFT JOIN pg_db_role_setting s ON s.setdatabase = d.oid "
+            "WHERE d.datname = current_database() AND (d.datacl IS NOT NULL OR s.setdatabase IS NOT NULL)"
         )
         return found.fetchone() is None
 
@@ -62,19 +68,44 @@ def _make_anew(server: str, name: str) -> None:
             # A database that somebody is connected to is no template.
             ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
             connection.execute(ends, (template,))
-        connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+        _rename(connection, name, spare := f"empty_{secrets.token_hex(6)}")
+        _empty.append((server, spare))
         made_of = SQL("CREATE DATABASE {} TEMPLATE {}")
         connection.execute(made_of.format(Identifier(name), Identifier(_templates[server])))
 
 
+def make_empty(server: str, name: str) -> None:
+    """A new database, or one that another test had and left empty for its tables: to rename it costs less."""
+    with psycopg.connect(server, autocommit=True) as connection:
+        for spare in _empty:
+            if _is_of(spare[0], server):
+                _empty.remove(spare)
+                _rename(connection, spare[1], name)
+                return
+        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+
+
+def _rename(connection: psycopg.Connection, name: str, wanted: str) -> None:
+    connection.execute(SQL("ALTER DATABASE {} RENAME TO {}").format(Identifier(name), Identifier(wanted)))
+
+
 def drop_template(server: str) -> None:
-    """That of the server at this address, if there is one."""
-    wanted = make_url(_spelt_for_psycopg(server))
+    """That of the server at this address, if there is one, and what is left of its empty databases."""
+    for spare in [spare for spare in _empty if _is_of(spare[0], server)]:
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(spare[1])))
+        _empty.remove(spare)
     for known, template in [*_templates.items()]:
-        if make_url(_spelt_for_psycopg(known)) == wanted:
+        if _is_of(known, server):
             with psycopg.connect(_spelt_for_psycopg(server), autocommit=True) as connection:
                 connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(template)))
             del _templates[known]
+
+
+def _is_of(url: str, server: str) -> bool:
+    """Whether both are addresses of databases of one server."""
+    one, other = (make_url(_spelt_for_psycopg(each)).set(database="") for each in (url, server))
+    return one == other
 
 
 def _spelt_for_psycopg(url: str) -> str:

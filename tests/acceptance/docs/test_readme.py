@@ -34,10 +34,11 @@ def paste(text: str, folder: Path, **variables: str) -> str:
     done = subprocess.run(
         ["sh", "-eu", "-c", text],
         cwd=folder,
-        env=environment() | {"PYTHONWARNINGS": ""} | variables,  # pip has warnings of its own
+        # pip has warnings of its own. A "no" sets its option --no-compile: only what is imported is compiled.
+        env=environment() | {"PYTHONWARNINGS": "", "PIP_NO_COMPILE": "no"} | variables,
         capture_output=True,
         text=True,
-        timeout=HANGS_AFTER,
+        timeout=2 * HANGS_AFTER,  # it installs all that the page needs
         check=False,
     )
     assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"

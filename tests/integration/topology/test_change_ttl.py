@@ -68,11 +68,11 @@ def wanted(ttl: int, kind: str) -> Wanted:
 
 
 class Publisher(threading.Thread):
-    """Publishes as fast as it is confirmed; remembers when the broker took what, and what it gave back."""
+    """Publishes every few milliseconds; remembers when the broker took what, and what it gave back."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pause: float) -> None:
         super().__init__()
-        self._url = url
+        self._url, self._pause = url, pause
         self._stop_asked = threading.Event()
         self.sent: dict[bytes, float] = {}
         self.returned = 0
@@ -83,7 +83,7 @@ class Publisher(threading.Thread):
             channel.confirm_delivery()
             number = 0
             persistent = pika.BasicProperties(delivery_mode=2)
-            while not self._stop_asked.wait(0.002):
+            while not self._stop_asked.wait(self._pause):
                 body = b"%d" % number
                 began = time.monotonic()
                 try:
@@ -127,8 +127,8 @@ class Reader(threading.Thread):
 
 
 @contextmanager
-def load(url: str) -> Iterator[tuple[Publisher, Reader]]:
-    publisher, reader = Publisher(url), Reader(url)
+def load(url: str, pause: float = 0.002) -> Iterator[tuple[Publisher, Reader]]:
+    publisher, reader = Publisher(url, pause), Reader(url)
     publisher.start()
     reader.start()
     try:
@@ -193,7 +193,8 @@ def test_under_a_publisher_nothing_is_lost_doubled_or_late(broker_url: str, side
 def test_a_quorum_queue_under_a_publisher(broker_url: str, side: Side, management: Management) -> None:
     with connected(broker_url) as connection:
         declare.declare(connection, topology(OLD, "quorum"))
-        with load(broker_url) as (publisher, reader):
+        # For half a minute: a message every 2 ms would keep a core busy.
+        with load(broker_url, 0.01) as (publisher, reader):
             side.wait(lambda: len(publisher.sent) > 100)
             api = api_of(broker_url, management)
             Delays(connection, api.messages, calm_after=0.0, grace=0.1).change([wanted(NEW, "quorum")])
