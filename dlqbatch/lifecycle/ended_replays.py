@@ -15,7 +15,7 @@ from dlqbatch.lifecycle import attempts, leases
 from dlqbatch.store import journal
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.journal import RowMove
-from dlqbatch.store.reservation import forgotten, items_of_rows, let_go, places_of
+from dlqbatch.store.reservation import ended_plans_with_rows, items_of_rows, places_of, release_reservations
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS, PLANS
 
@@ -44,8 +44,8 @@ def release_ended_plans(
         aborted = connection.scalars(select(_P.id).where(_P.state == "aborted", held)).all()
     for plan_id in aborted:
         return_expired(engine, plan_id, actor=actor, worker=worker, lease=lease, now=now)
-    for plan_id in forgotten(engine):
-        if is_over() or not let_go(engine, plan_id, is_over):
+    for plan_id in ended_plans_with_rows(engine):
+        if is_over() or not release_reservations(engine, plan_id, is_over):
             return
 
 

@@ -59,7 +59,7 @@ class PutOff:
 
 
 def by_origin(rows: Iterable[Claimed]) -> dict[str, list[int]]:
-    """Row ids by what their circuit breaker is kept under."""
+    """Row ids by the key of their circuit breaker."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for row in rows:
         # A row without a known origin has no breaker; it is held as origin-unknown when it is sent.

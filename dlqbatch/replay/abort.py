@@ -24,7 +24,7 @@ from dlqbatch.replay.plan import PlanRefused, PlanStatus, enter, find, held_rows
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import StoreClock
 from dlqbatch.store.engine import reading, writing
-from dlqbatch.store.reservation import let_go
+from dlqbatch.store.reservation import release_reservations
 from dlqbatch.store.tables import PLAN_ITEMS
 
 # Seconds for the applies that are under way to say what they have sent. A permission to publish is over by then.
@@ -95,7 +95,7 @@ def end_aborted(
 ) -> PlanStatus:
     """Release the plan's rows, but for those that an apply still holds."""
     return_expired(engine, plan_id, actor=actor, worker=worker, lease=lease, now=now)
-    let_go(engine, plan_id, is_over)
+    release_reservations(engine, plan_id, is_over)
     with reading(engine) as connection:
         return status_of(connection, plan_id)
 

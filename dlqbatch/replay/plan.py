@@ -21,7 +21,7 @@ from dlqbatch.replay.canary_and_rate import CANARY_STEPS, Outcomes
 from dlqbatch.replay.risk_facts import origins_of
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import reading, writing
-from dlqbatch.store.reservation import OVER, begun, let_go
+from dlqbatch.store.reservation import OVER, begun, release_reservations
 from dlqbatch.store.states import PLAN_MOVES, Status
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES, OBSERVED, PLAN_ITEMS, PLANS
 from dlqbatch.store.text import json_ready, time_text
@@ -150,7 +150,7 @@ def finish(engine: Engine, plan_id: int, now: datetime) -> PlanStatus:
                 enter(connection, found, "done", now, found.progress or {})
     if not waits:
         # Only now: rows that leave processing after this keep no reservation. An abort releases its rows itself.
-        let_go(engine, plan_id)
+        release_reservations(engine, plan_id)
     with reading(engine) as connection:
         return status_of(connection, plan_id)
 

@@ -67,10 +67,10 @@ def places_of(connection: Connection, plan_id: int, row_ids: Collection[int]) ->
     return dict(connection.execute(select(_I.message_id, _I.place).where(*these)).all())
 
 
-def let_go(engine: Engine, plan_id: int, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """The plan's rows are everybody's again; what it is sending, or has sent, becomes so when it comes to rest.
+def release_reservations(engine: Engine, plan_id: int, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """End the reservation of the plan's rows; a row that is processing keeps it until its outcome is known.
 
-    False if it was over before all were let go: whoever looks for what is forgotten goes on.
+    False if `is_over` ended it before all were released: `ended_plans_with_rows` names the plan then.
     """
     with keeping(engine):
         # State by state, as the index has them, in the order of their ids: or each page would sort all the rest.
@@ -89,8 +89,8 @@ def let_go(engine: Engine, plan_id: int, is_over: Callable[[], bool] = lambda: F
     return True
 
 
-def forgotten(engine: Engine) -> Sequence[int]:
-    """Plans that are over and have rows all the same: an end was cut, or a row came to rest in that moment."""
+def ended_plans_with_rows(engine: Engine) -> Sequence[int]:
+    """Plans that are over and still reserve rows: their end was cut, or a row left processing in that moment."""
     with reading(engine) as connection:
         # State by state: by an index on both columns, and not through all that the plan has sent.
         has_rows = exists().where(_M.plan_id == _P.id, _M.status.in_(_AT_REST))

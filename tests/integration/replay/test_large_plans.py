@@ -18,7 +18,7 @@ from dlqbatch.lifecycle.leases import claim
 from dlqbatch.replay import items
 from dlqbatch.replay import run as runs
 from dlqbatch.store.engine import reading
-from dlqbatch.store.reservation import forgotten, let_go
+from dlqbatch.store.reservation import ended_plans_with_rows, release_reservations
 from dlqbatch.store.tables import MESSAGES
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_a_plan_is_let_go_page_by_page_without_sorting_what_is_left(engine: Engi
     with engine.begin() as connection:
         connection.exec_driver_sql("ANALYZE")
     with statements_of(engine) as seen:
-        assert let_go(engine, plan_id, after(2)) is False
+        assert release_reservations(engine, plan_id, after(2)) is False
     assert reserved(engine) == 1_000
     page, parameters = next(each for each in seen if "FOR UPDATE" in each[0] or "LIMIT" in each[0])
     explain = "EXPLAIN" if engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
@@ -78,7 +78,7 @@ def test_what_an_abort_that_was_cut_left_is_let_go_in_steps(engine: Engine) -> N
     release_ended_plans(engine, actor="x", worker="w", lease=LEASE, now=LATER, is_over=after(2))
     assert 0 < reserved(engine) < len(ids)
     release_ended_plans(engine, actor="x", worker="w", lease=LEASE, now=LATER)
-    assert (reserved(engine), forgotten(engine), plan_id) == (0, [], plan_id)
+    assert (reserved(engine), ended_plans_with_rows(engine), plan_id) == (0, [], plan_id)
 
 
 def test_a_reservation_goes_on_where_another_run_ended_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

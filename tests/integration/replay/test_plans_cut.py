@@ -90,7 +90,7 @@ def test_an_abort_that_is_cut_after_its_commit_leaves_nothing_reserved(
         raise DatabaseUnreadable("somewhere", "gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(abort_module, "let_go", cut)
+        patch.setattr(abort_module, "release_reservations", cut)
         with pytest.raises(DatabaseUnreadable):
             abort(engine, frozen)
     assert (status(engine, frozen).state, column(engine, "plan_id", *ids)) == ("aborted", [frozen.plan_id] * 2)
