@@ -15,14 +15,6 @@ MISSING = (
     "no PostgreSQL server is installed. On Debian or Ubuntu: sudo apt-get install postgresql "
     "(its own cluster is not needed: sudo systemctl disable --now postgresql)."
 )
-UNSAFE = {
-    "fsync": "off",
-    "full_page_writes": "off",
-    "synchronous_commit": "off",
-    "wal_level": "minimal",
-    "max_wal_senders": "0",
-}
-"""For a cluster that nobody kills: it does not wait for the disk, and writes as little as it can."""
 LONGEST_SOCKET_PATH = 107  # the kernel's limit for a Unix socket
 
 
@@ -94,8 +86,9 @@ class PostgresCluster(Server):
             "listen_addresses": LOOPBACK,
             "port": str(self.port),
             "unix_socket_directories": str(self.socket_folder),
+            "fsync": "on" if self.fsync else "off",
             "max_connections": "100",
-        } | ({} if self.fsync else UNSAFE)
+        }
         settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         self.spawn([str(self.programs / "postgres"), "-D", str(self.data), *settings], env, account)
 
