@@ -71,8 +71,8 @@ def masked(text: str) -> str:
 def masked_url(url: str) -> str:
     """A URL without its password, the token in front of its host, and the parameters that have the name of a secret."""
     scheme, _, rest = url.partition("://")
-    # The path of a SQLite file may hold an @; with a colon too, it may be an address with a password after all.
-    is_path = scheme == "sqlite" and rest.startswith("/") and ":" not in rest
+    # The absolute path of a SQLite file may hold an @; with a : or ? it may be an address with a password after all.
+    is_path = scheme == "sqlite" and rest.startswith("//") and not {":", "?"} & set(rest)
     address, question, query = (rest if is_path else _without_login(rest)).partition("?")
     return f"{scheme}://{address}{question}{'&'.join(map(_masked_parameter, query.split('&')))}"
 

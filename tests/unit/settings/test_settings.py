@@ -531,6 +531,7 @@ def test_no_secret_in_an_error_nor_in_what_caused_it(write: Write) -> None:
         ("https://h/x?page=1&api%4bey=k", "https://h/x?page=1&api%4bey=***"),
         ("sqlite:////home/a@b/x.sqlite3", "sqlite:////home/a@b/x.sqlite3"),
         ("sqlite:///u:p@h/x", "sqlite:///u:***@h/x"),
+        ("sqlite:///token@h/x", "sqlite://***@h/x"),
         ("nonsense", "***"),
     ],
 )
