@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from dlqbatch.broker.connection import Connection, Scratch
 from dlqbatch.broker.management import Client, none_if_unanswered
@@ -14,23 +14,24 @@ from dlqbatch.topology.plan import Difference, Reading, differing
 _Parts = dict[tuple[str, str], tuple[Difference, ...] | None]
 """The differences of each part that exists, by kind and name; None where this login may not declare it."""
 
+_COUNTS: Final = ("messages", "messages_ready", "messages_unacknowledged", "messages_delayed", "messages_dlx")
+
 
 class Reader(Client):
     """Questions about topologies to the management API; each returns None where it does not answer."""
 
+    @none_if_unanswered
     def messages(self, queue: str) -> int | None:
         """How many messages a queue holds, with those that it could not dead-letter yet."""
-        number = self._of_queue(queue, "messages")
-        return number if isinstance(number, int) else None
-
-    def arguments(self, queue: str) -> dict[str, object] | None:
-        arguments = self._of_queue(queue, "arguments")
-        return arguments if isinstance(arguments, dict) else None
+        found = self.get("queues", self.vhost, queue) or {}
+        total, *parts = (found.get(name) for name in _COUNTS)
+        # The total and the count of messages to dead-letter are collected apart, so that either may be the newer one.
+        return max(total, sum(part for part in parts if isinstance(part, int))) if isinstance(total, int) else None
 
     @none_if_unanswered
-    def _of_queue(self, queue: str, name: str) -> object:
-        found = self.get("queues", self.vhost, queue)
-        return found.get(name) if isinstance(found, dict) else None
+    def arguments(self, queue: str) -> dict[str, object] | None:
+        arguments = (self.get("queues", self.vhost, queue) or {}).get("arguments")
+        return arguments if isinstance(arguments, dict) else None
 
     @none_if_unanswered
     def exchanges(self) -> tuple[str, ...] | None:
