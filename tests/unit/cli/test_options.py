@@ -13,7 +13,10 @@ from dlqbatch.cli.commands import application
 from dlqbatch.cli.options import Commands, FilterOptions, MadeBy
 from dlqbatch.store.filters import Filters
 
-FILTERS = {"statuses", "error_type", "group", "event", "origin", "since", "until", "text"}
+FILTERS = {
+    *("statuses", "error_type", "group", "event", "origin", "source", "tag", "text"),
+    *("since", "until", "is_edit", "unwanted"),
+}
 RECEIVED: list[Any] = []
 
 
@@ -42,7 +45,7 @@ def run(*words: str) -> Any:
 def test_a_command_receives_what_is_made_of_its_options() -> None:
     name, filters, numbers, dry_run = run("x", "--origin", "orders", "--since", "2030-06-01", "--second", "7")
     assert (name, numbers, dry_run) == ("x", [1, 7, 3], False)
-    assert filters == Filters(origin="orders", since=datetime(2030, 6, 1, tzinfo=UTC))
+    assert filters == Filters(origins=("orders",), since=datetime(2030, 6, 1, tzinfo=UTC))
 
 
 def test_the_options_stand_where_the_parameter_stands() -> None:
@@ -52,7 +55,9 @@ def test_the_options_stand_where_the_parameter_stands() -> None:
     assert [name for name in names if name not in FILTERS] == ["name", "first", "second", "third", "dry_run"]
 
 
-@pytest.mark.parametrize("path", ["messages list", "messages groups", "messages discard", "replay plan"])
+@pytest.mark.parametrize(
+    "path", ["messages list", "messages groups", "messages discard", "messages restore", "replay plan"]
+)
 def test_the_commands_that_filter_have_the_same_filters(path: str) -> None:
     command: Any = get_command(application())
     for word in path.split():
