@@ -18,6 +18,7 @@ aws_variables an empty AWS account on a private server, as environment variables
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import sys
@@ -69,6 +70,18 @@ def started_programs_end() -> Iterator[None]:
     program = sys.modules.get("program")
     if program is not None:
         program.end_all()
+
+
+@pytest.fixture(autouse=True)
+def logs_go_nowhere_after_a_test() -> Iterator[None]:
+    """A test that runs a command in this process sets up the logs; the next test in it has none again."""
+    yield
+    ours = [each for each in logging.root.handlers if type(each).__module__ == "dlqbatch.logs"]
+    for handler in ours:
+        logging.root.removeHandler(handler)
+    if ours:
+        for logger in ("dlqbatch", "pika"):
+            logging.getLogger(logger).setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ import sys
 
 class Held:
     def find_spec(self, name, path=None, target=None):
-        if name == "dlqbatch.jobs":
+        if name == "dlqbatch.settings":
             open({fifo!r}).read()
 
 sys.meta_path.insert(0, Held())

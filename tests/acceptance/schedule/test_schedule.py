@@ -19,8 +19,7 @@ from urllib.request import urlopen
 import boto3
 import psutil
 import pytest
-from program import DLQ, HANGS_AFTER, RETRY_QUEUE, Client, Program, environment
-from program import eventually as within
+from program import DLQ, HANGS_AFTER, RETRY_QUEUE, Client, Program, environment, eventually
 from slow_link import SlowLink
 
 from dlqbatch import __version__
@@ -29,7 +28,7 @@ from dlqbatch.schedule.scheduler import Scheduler
 from dlqbatch.settings import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from scripts.servers.management import Management
 
@@ -41,11 +40,6 @@ QUIET = {f"schedule_{job}": "off" for job in JOBS} | {
     "trigger_depth": "0",
     "health_address": "127.0.0.1:0",
 }
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    """A machine that does other things too may take long to start as many processes as this."""
-    return within(condition, seconds)
 
 
 class Scheduled:

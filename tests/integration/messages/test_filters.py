@@ -174,7 +174,7 @@ def test_every_command_selects_what_a_plain_reading_of_the_filter_selects(engine
     rows = filled(engine, chance)
     store = MessageActions(engine)
     people = {"actor": "ann", "reason": "r", "now": NOW, "dry_run": True}
-    for turn in range(50):
+    for turn in range(25):
         words = some_filters(chance)
         filters = Filters.parse(**words, now=NOW)
         this = f"seed {seed}: {words}"
