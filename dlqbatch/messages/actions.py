@@ -241,7 +241,10 @@ class MessageActions:
         now: datetime | None = None,
         dry_run: bool = False,
     ) -> Changes:
-        """Archived messages to manual, where a person decides about them again; without a time at the store's."""
+        """Archived messages to manual, where a person decides about them again; without a time at the store's.
+
+        What an edit has replaced is restored only by its id: its edit may have been sent, and it would go out too.
+        """
         now = StoreClock(self._engine)() if now is None else now
         filters = None if filters == Filters() else filters
         if bool(row_ids) == (filters is not None):
@@ -251,7 +254,10 @@ class MessageActions:
         check_person(actor, reason)
         with keeping(self._engine) as engine:
             chosen = iter(dict.fromkeys(row_ids)) if filters is None else _matching(engine, filters, [Status.ARCHIVED])
-            found = tuple(_restore(engine, row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
+            is_named = filters is None
+            found = tuple(
+                _restore(engine, row_id, actor, reason, now, dry_run=dry_run, is_named=is_named) for row_id in chosen
+            )
         return Changes(found, dry_run)
 
 
@@ -297,13 +303,18 @@ def _discard(engine: Engine, row_id: int, actor: str, reason: str, now: datetime
         return Change(row_id, row.status, Status.ARCHIVED, is_done=True)
 
 
-def _restore(engine: Engine, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
+def _restore(
+    engine: Engine, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool, is_named: bool
+) -> Change:
     with (reading if dry_run else writing)(engine) as connection:
         row = _row(connection, row_id, lock=not dry_run)
         if row is None:
             return _missing(row_id)
         if row.status != Status.ARCHIVED:
             why = f"it is {row.status}; only what is archived can be restored"
+            return Change(row_id, row.status, row.status, is_done=False, why=why)
+        if not is_named and messages.was_edited(connection, row_id):
+            why = f"{replaced(connection, row_id)}; to restore it all the same, name it by its id"
             return Change(row_id, row.status, row.status, is_done=False, why=why)
         if not dry_run:
             carry_out(connection, row_id, path(row.status, Status.MANUAL, by_person=True), now, actor, reason)

@@ -274,6 +274,12 @@ class LinkedMessage(NamedTuple):
         return self.status is not Status.ARCHIVED
 
 
+def was_edited(connection: Connection, row_id: int) -> bool:
+    """Whether an edit took the place of this message."""
+    lines = select(_T.id).where(_T.message_id == row_id, _T.reason.startswith(EDITED, autoescape=True))
+    return connection.scalar(lines.limit(1)) is not None
+
+
 def linked_by_edits(connection: Connection, row_id: int) -> list[LinkedMessage]:
     """The messages that stand for the same work as this one; first those that may go out as well, newest first."""
     found: dict[int, Status | None] = {}

@@ -67,7 +67,7 @@ def conditions(connection: Connection, filters: Filters) -> list[ColumnElement[b
 
 
 def text_conditions(filters: Filters) -> list[ColumnElement[bool]]:
-    """Those on texts, which no index knows: each row that is left has to be read for them."""
+    """The conditions on texts. No index helps with them, so the database reads each row that the others leave."""
     found = [or_(*map(_mentions, filters.texts))] if filters.texts else []
     return found + [_is_not(_mentions(value)) for name, value in filters.unwanted if name == "text"]
 
@@ -84,7 +84,7 @@ _IS_EDIT: Final[ColumnElement[bool]] = (
 
 
 def _is_not(condition: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Of a row without a value nothing can be said, so that it is none of these."""
+    """Negate a condition. A row without a value does not have the unwanted one, so that it matches."""
     return not_(func.coalesce(condition, false()))
 
 
@@ -106,7 +106,7 @@ def _origin(connection: Connection, values: tuple[str, ...]) -> ColumnElement[bo
 
 def _group(connection: Connection, values: tuple[str, ...]) -> ColumnElement[bool]:
     prefixes = [value.lower() for value in values if _PREFIX.fullmatch(value.lower())]
-    whole = [value for value in values if not _PREFIX.fullmatch(value.lower())]
+    whole = [value.lower() for value in values if not _PREFIX.fullmatch(value.lower())]
     # Between the first and the last fingerprint that begin so: a range of the index, whatever the collation.
     ranges = [
         and_(_M.fingerprint >= prefix.ljust(_FINGERPRINT, "0"), _M.fingerprint <= prefix.ljust(_FINGERPRINT, "f"))
@@ -156,13 +156,13 @@ def _by_pattern(connection: Connection, column: ColumnElement[Any], values: tupl
 def _stored(
     connection: Connection, column: ColumnElement[Any], values: tuple[str, ...], is_meant: Callable[[str, str], bool]
 ) -> Sequence[str]:
-    """The values of this column that are meant; with none, the words themselves, which nothing matches."""
+    """The values of this column that the words mean. If there are none, the words themselves, which match nothing."""
     words = [key(value) for value in values]
     return [each for each in distinct(connection, column) if any(is_meant(word, each) for word in words)] or values
 
 
 def distinct(connection: Connection, column: ColumnElement[Any]) -> list[str]:
-    """All values of a column that an index begins with: one step in the index for each, however many rows there are."""
+    """All values of a column, which an index has to begin with: one look at the index for each value."""
     steps = select(func.min(column).label("value")).where(column.is_not(None)).cte("steps", recursive=True)
     following = select(func.min(column)).where(column > steps.c.value).scalar_subquery()
     steps = steps.union_all(select(following).where(steps.c.value.is_not(None)))
@@ -193,7 +193,7 @@ def near(connection: Connection, filters: Filters) -> list[str]:
 
 
 def _alike(value: str, known: Sequence[str]) -> list[str]:
-    """Upper and lower case apart, those that hold it first, then those that are spelled nearly so."""
+    """Names that contain the word, then names that are spelled nearly the same. Case does not matter."""
     wanted = value.lower()
     folded = {each: each.lower() for each in known}
     inside = [each for each, text in folded.items() if wanted in text]

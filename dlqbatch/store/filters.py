@@ -77,7 +77,7 @@ Words = str | Iterable[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What a message must be; a field that is empty says nothing."""
+    """The conditions that a message has to meet. An empty field is no condition."""
 
     error_types: tuple[str, ...] = ()
     """With or without the package: `TimeoutError` is `handlers.TimeoutError` too."""
@@ -122,7 +122,7 @@ class Filters:
     ) -> Filters:
         """Filters from the words of a person; both ends of the time count, and a date is its whole day in UTC.
 
-        An option that is left out says nothing. One that is empty is a mistake, not a filter for everything.
+        An option that is left out is no condition. An empty one is a mistake, and not a filter for everything.
         """
         options = {
             "error type": _listed(error_type),

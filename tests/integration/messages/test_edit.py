@@ -25,7 +25,7 @@ from dlqbatch.messages.edit import Edited, Editing, EditRefused, NotEditable, No
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock
 from dlqbatch.store.engine import reading, writing
-from dlqbatch.store.filters import NoSuchMessage, NotUnderstood
+from dlqbatch.store.filters import Filters, NoSuchMessage, NotUnderstood
 from dlqbatch.store.states import Status, path
 from dlqbatch.store.tables import MESSAGES
 from dlqbatch.topology.kinds import Ladder
@@ -193,6 +193,21 @@ def test_what_was_handled_already_is_edited_only_by_force(engine: Engine, editin
     assert size(engine) == 1
     assert editing.original(row_id, force=True).body == b"{}"
     assert edit(editing, row_id, body=b"[]", force=True).id is not None
+
+
+def test_a_filter_restores_an_edit_and_not_the_original_that_it_replaced(engine: Engine, editing: Editing) -> None:
+    """Who takes a wrong discard back by a filter would have the same work in the store twice."""
+    people = {"actor": "somebody", "reason": "wrong group", "now": LATER}
+    original = in_state(engine, Status.MANUAL, event="orders.paid")
+    newer = edit(editing, original, body=b"[]").id
+    store, these = MessageActions(engine), Filters.parse(event="orders.paid")
+    assert [one.id for one in store.discard(filters=these, **people).changes if one.is_done] == [newer]
+    for dry_run in (True, False):
+        changes = {one.id: one for one in store.restore(filters=these, dry_run=dry_run, **people).changes}
+        assert [row_id for row_id, one in changes.items() if one.is_done] == [newer]
+        assert f"message {newer}" in (changes[original].why or "")
+        assert "by its id" in (changes[original].why or "")
+    assert store.restore([original], **people).changes[0].is_done
 
 
 def test_a_restored_original_names_what_took_its_place(engine: Engine, editing: Editing) -> None:

@@ -249,9 +249,7 @@ def test_what_matches_nothing_is_met_with_what_is_near(engine: Engine) -> None:
     assert near(group="123") == ["no message has the group '123'"]
 
 
-def test_ten_thousand_messages_have_few_names_and_those_are_found_without_reading_them(
-    engine: Engine,
-) -> None:
+def test_the_different_values_of_a_column_are_listed_once_and_without_null(engine: Engine) -> None:
     add(engine, *(row(error_type=f"a.b.E{number % 7}", event=None) for number in range(500)))
     with reading(engine) as connection:
         assert distinct(connection, MESSAGES.c.error_type) == [f"a.b.E{number}" for number in range(7)]
