@@ -2,9 +2,12 @@
 FROM python:3.12.11-slim-bookworm AS build
 # With the libraries of AWS: one image for every platform, so that S3, SNS and Secrets Manager are a setting and not another
 # build. They are 45 MB of the 110 that are added to the base, and only a run that uses them loads them.
-COPY requirements.txt requirements-aws.txt /
+# `--build-arg EXTRAS="aws console"` adds what the console needs, 10 MB.
+COPY requirements.txt requirements-aws.txt requirements-console.txt /
+ARG EXTRAS=aws
 RUN python -m venv --without-pip /venv \
-    && pip --python /venv/bin/python install --no-cache-dir --disable-pip-version-check -r /requirements-aws.txt
+    && pip --python /venv/bin/python install --no-cache-dir --disable-pip-version-check \
+    $(printf -- '-r /requirements-%s.txt ' $EXTRAS)
 
 FROM python:3.12.11-slim-bookworm
 LABEL org.opencontainers.image.title="dlqbatch" org.opencontainers.image.version="0.1.0" \
@@ -20,7 +23,7 @@ RUN /venv/bin/python -m compileall -q /venv/lib handler.py dlqbatch
 # The command that the program's own hints name, for a person in the container; it is on PATH.
 RUN printf '#!/bin/sh\nexec python /app/handler.py "$@"\n' >/venv/bin/dlqbatch && chmod 755 /venv/bin/dlqbatch
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1
-# It writes nothing but to a database of its own (a read-only root will do), and listens nowhere but for `schedule`.
+# It writes nothing but to a database of its own (a read-only root will do), and listens nowhere but for `schedule` and `console`.
 USER 10001
 ENTRYPOINT ["python", "handler.py"]
 CMD ["drain"]

@@ -64,12 +64,18 @@ def _hot_path(result: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _dead_store(result: Mapping[str, Any]) -> Iterator[Block]:
-    for name in ("claim of 100", "arrival of 100", "list", "groups"):
+    for name in ("claim of 20, and back", "arrival of 100", "list", "groups"):
         bars = [
             Bar(f"{int(rows):,} rows", figures[name], figures[name], figures[name], f"{figures[name]:,.1f} ms")
             for rows, figures in result["rows"].items()
         ]
         yield Block(name, bars)
+
+
+def _store(result: Mapping[str, Any]) -> Iterator[Block]:
+    for step in ("one try: claim, begin, sent, resolved", "whole life"):
+        seen = {name: shape["steps"][step]["wal"] for name, shape in result["shapes"].items()}
+        yield Block(f"WAL of a message, {step}", [Bar(name, n, n, n, f"{n:,.0f} bytes") for name, n in seen.items()])
 
 
 def _cost(result: Mapping[str, Any]) -> Iterator[Block]:
@@ -92,5 +98,6 @@ CHARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Block]]] = {
     "cold_start": _cold_start,
     "hot_path": _hot_path,
     "dead_store": _dead_store,
+    "store": _store,
     "cost": _cost,
 }

@@ -194,7 +194,7 @@ class Place:
     def clear(self) -> None:
         for queue in (DELAYED, "dlq-queue", ORIGIN):
             self._channel.queue_purge(queue)
-        self._store.execute("TRUNCATE dlq_messages, dlq_breakers, dlq_alerts, dlq_runs CASCADE")
+        self._store.execute("TRUNCATE dlq_messages, dlq_scope_breakers, dlq_alerts, dlq_runs CASCADE")
 
 
 def once(place: Place, job: str, log: Path) -> dict[str, dict[str, Any]]:

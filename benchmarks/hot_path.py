@@ -43,6 +43,7 @@ from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.broker.wire import Wire
+from dlqbatch.drain.event_delays import DelayQueues, EventDelays
 from dlqbatch.drain.event_policy import EventRow, Policy
 from dlqbatch.drain.retry_decision import Rules
 from dlqbatch.drain.run import Drain
@@ -234,7 +235,9 @@ def played(partner: Broker | Recording) -> Iterator[Drain]:
     rules = Rules(tiers=0, trust=Trust(LADDER.own_queues, LADDER.own_exchanges))
     rows = [EventRow(number, f"shop-{number}.{'*.' if number % 2 else ''}created", 3) for number in range(1000)]
     policy = Policy([*rows, EventRow(1000, "orders.#", 3)], {}, 3)
-    yield Drain(Session(connection, origins, bounds), origins, (LADDER,), rules, lambda: policy, 1 << 30)
+    session = Session(connection, origins, bounds)
+    queues = DelayQueues(tuple(LADDER.delays.values()), LADDER.tiers, EventDelays({}), follows=True)
+    yield Drain(session, origins, (LADDER,), rules, lambda: policy, 1 << 30, delay_queues=lambda _: queues)
     connection.close()
 
 

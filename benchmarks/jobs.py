@@ -53,7 +53,7 @@ OF_EACH, MOVING = 10, 3
 PREFIX = "DLQBATCH_TEST_"
 KEPT = "bench_messages"
 """What ingest made of the messages, put back as it was before each turn that sends it."""
-EMPTIED = "dlq_attempts, dlq_transitions, dlq_plans, dlq_plan_items, dlq_breakers, dlq_runs"
+EMPTIED = "dlq_attempts, dlq_transitions, dlq_plans, dlq_plan_items, dlq_scope_breakers, dlq_runs"
 PART = 10
 """Of so many messages the loop that commits each row does one."""
 OTHERS_FROM = 1_000_000_000

@@ -17,7 +17,7 @@ from charts import blocks_of
 from page import table
 from plan import PLAN
 from plot import picture
-from sections import TEXTS, section
+from sections import TEXTS, queries_of, section, writes
 from targets import DRAIN, LIMIT, NAIVE, SHOVEL, targets
 
 if TYPE_CHECKING:
@@ -56,6 +56,33 @@ JOBS: Final = """\
 The jobs of the dead store on PostgreSQL. *Row and commit* is a loop that stores each message in its own transaction.
 CPU is that of one message.
 """
+WRITES: Final = """\
+What one message makes PostgreSQL write from its arrival in the dead store to its end: one retry fails, and the next one
+is resolved. Its body has {body:,} bytes, its stack {stack:,}.
+"""
+QUERIES: Final = """\
+What jobs and people ask the dead store. `scripts/bench rows` has PostgreSQL make the messages: a body of 50 bytes, two
+fields each, states and ages as retention leaves them, and where there are a million of them {groups:,} pairs of a group
+and a queue. Each figure is the CPU time that the database and this program take together, which changes little with
+what else the machine does; in brackets the time by the clock beside that other work, median and 95th percentile. What
+takes 100 ms of CPU time or more is bold. PostgreSQL has its usual settings (128 MB of shared buffers), but waits for no
+disk, and answers a query by one process.
+"""
+MISSED: Final = """\
+What still grows with the store, and why:
+
+- *Two filters that seldom meet*, and groups by an event, an error type, a field or a source: one index finds the
+  messages of one filter, and each of them is read for the other one or for its state. The more messages have the value,
+  the longer it takes, up to the newest 20,000 that match.
+- *Figures of status and monitor*, and the pages that show them: outcomes of the last hour and the newest 20,000 errors
+  of the day are read from their rows. The page reads them at most every two seconds, for all who look at it.
+- *The status of a plan* and *a plan*: the outcome of each item is looked up, and each message is frozen.
+- *Many groups*: counts are read whole. With 300,000 messages in 77,000 pairs of a group and a queue `groups` took
+  111 ms of CPU time, groups by queue 75 ms, the figures 200 ms, and the groups for the first time 95 ms.
+
+`tests/integration/store/test_every_query.py` asks all of it of 20,000 messages, and holds the rows that PostgreSQL
+reads to the bounds of the program.
+"""
 RATIOS: Final = """\
 "To" is the ratio of rates (of times for a cold start); "stretched" is a target beyond the first one.
 """
@@ -80,6 +107,8 @@ scripts/bench all --write              # everything, at most 55 minutes; writes 
 scripts/bench all --quick              # does everything work?
 scripts/bench all --write --only jobs  # one of them again
 scripts/bench drain --release 4.3      # a single one; --help shows its options
+scripts/bench store --beside main --write  # what a message writes, beside another commit
+scripts/bench rows --rows 1000,1000000,10000000 --write  # every query; 10,000,000 take an hour and 25 GB of disk
 scripts/bench performance              # this page again, from benchmarks/results
 scripts/bench performance --details    # all figures as tables
 ```
@@ -129,6 +158,10 @@ def page(folder: Path) -> str:
         lines += [DRAINS, *drains, "", "![Drain, classic queues](../benchmarks/results/drain.svg)", ""]
     if jobs := _jobs(results):
         lines += [JOBS, *jobs, ""]
+    if "shapes" in (store := results.get("store", {})):
+        lines += ["## What a message writes", "", WRITES.format_map(store), *writes(store)]
+    if (rows := folder / "rows.json").exists():
+        lines += ["## Every query of the dead store", "", *_queries(json.loads(rows.read_text(encoding="utf-8")))]
     lines += ["## Targets", "", RATIOS, *targets_in_words(results), "", "## More results", ""]
     lines += [f"- **{TEXTS[name][0]}: there is no result: {result['failed']}.**" for name, result in _failed(results)]
     pictures = (
@@ -140,6 +173,17 @@ def page(folder: Path) -> str:
     lines += [f"- [{text}]({name})" for name, text in NOTES.items() if (PAGE.parent / name).exists()]
     lines += ["", *_machine(record["machine"], results), "", *_runs(record["entries"]), ""]
     return "\n".join([*lines, GUARD, AGAIN])
+
+
+def _queries(result: Mapping[str, Any]) -> list[str]:
+    sizes = sorted(result["sizes"].values(), key=lambda each: each["messages"])
+    groups = max(each["groups and queues"] for each in sizes)
+    busy = [
+        f"{each['messages']:,} messages in {each['bytes'] / 1e9:,.1f} GB: {each['at']} UTC, {each['rounds']} rounds "
+        f"at a load of {each['load'][0]:g} to {each['load'][2]:g}"
+        for each in sizes
+    ]
+    return [QUERIES.format(groups=groups), *queries_of(sizes), "", f"{'; '.join(busy)}.", "", MISSED]
 
 
 def details(folder: Path) -> str:

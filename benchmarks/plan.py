@@ -62,6 +62,7 @@ PLAN: Final = (
         if_time_is_left=True,
     ),
     Entry("dead_store", ("dead_store",), ("--rounds", "3", "--rows", "20000"), 300, if_time_is_left=True),
+    Entry("store", ("store",), ("--messages", "300"), 120, if_time_is_left=True),
     Entry(
         "jobs-100000",
         ("jobs", "--messages", "100000", "--only", "check,replay"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from page import table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _FOUR: Final = (
     "All take turns in the same run. `naive loop` is a pika `BlockingConnection` that gets, publishes with a confirm "
@@ -16,6 +16,7 @@ _FOUR: Final = (
     "it does no work; `limit, consuming` has a consumer in place of gets. `dlqbatch drain` does all of its work: a "
     "policy of 1,000 rows, all headers, its report."
 )
+_MOST_MS: Final = 100
 TEXTS: Final = {
     "drain": ("Drain, classic queues", _FOUR),
     "drain-quorum": ("Drain, quorum queues", "Source and target are quorum queues."),
@@ -75,6 +76,7 @@ TEXTS: Final = {
         ),
     ),
     "dead_store": ("The dead store with few rows and with many", "On PostgreSQL; milliseconds, medians."),
+    "store": ("What a message writes", "From its arrival in the dead store to its end, with one failed retry."),
     "cost": (
         "What a function takes",
         "Of each job as Lambda calls it. What it costs is in [aws.md](aws.md#what-it-costs).",
@@ -217,6 +219,38 @@ def _dead_store(result: Mapping[str, Any]) -> list[str]:
     return table(("", *(f"{int(number):,} rows" for number in stored)), rows)
 
 
+def writes(result: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for name, shape in result["shapes"].items():
+        rows = (
+            (
+                step,
+                *(f"{seen[each]:,.0f}" for each in ("wal", "server", "ours")),
+                *(f"{seen[each]:.1f}" for each in ("versions", "hot")),
+            )
+            for step, seen in shape["steps"].items()
+        )
+        head = ("", "WAL, bytes", "the server's CPU, µs", "our CPU, µs", "versions of rows", "of them heap-only")
+        said = f"{name[0].upper()}{name[1:]}: a message takes {shape['disk']:,.0f} bytes of disk after it, unvacuumed."
+        lines += [said, "", *table(head, rows), ""]
+    return lines
+
+
+def queries_of(sizes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each query of the dead store, a column for each number of messages; 100 ms of CPU time are bold."""
+    names = dict.fromkeys(name for each in sizes for name in each["milliseconds"])
+    rows = ((name, *(_query(each["milliseconds"].get(name)) for each in sizes)) for name in names)
+    return table(("CPU, ms (median, p95)", *(f"{each['messages']:,}" for each in sizes)), rows)
+
+
+def _query(seen: Mapping[str, float] | None) -> str:
+    if seen is None:
+        return ""
+    cpu = seen["server"] + seen["ours"]
+    shown = f"{cpu:,.1f} ({seen['median']:,.0f}, {seen['p95']:,.0f})"
+    return f"**{shown}**" if cpu >= _MOST_MS else shown
+
+
 def _cost(result: Mapping[str, Any]) -> list[str]:
     rows = []
     for job, runs in result["functions"].items():
@@ -236,5 +270,6 @@ TABLES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "cold_start": _cold_start,
     "hot_path": _hot_path,
     "dead_store": _dead_store,
+    "store": writes,
     "cost": _cost,
 }

@@ -14,14 +14,16 @@ DlqbatchError                   carries `exit_code`: what the command line ends 
 │   ├── DatabaseForbids    (2)  its role has not the right: somebody has to grant it
 │   ├── TablesMissing      (2)  it is there, and the tables of this version are not
 │   ├── CommitUnanswered   (4)  whether the last change was made is not known
+│   ├── ActionCut          (4)  a part of an action was done
 │   └── DatabaseLost       (4)  it went away when messages had been sent
 ├── AwsRefused             (4)  AWS, or the network on the way there, said no
 ├── SecretUnreadable       (4)  the settings name a secret that cannot be had
 └── beside what they are about:
     ├── RuleRefused, MoveRefused, EditRefused, NotUnderstood, NoSuchPlan, PlanRefused, ChangeNotSafe,
-    │   HealthAddressRefused                                                                           (2)
+    │   HealthAddressRefused, PolicyRefused                                                            (2)
     │                           the request cannot be carried out: nothing was changed
-    ├── NoSuchMessage, NoSuchCopy, NotEditable, NothingEdited, EditorFailed, Unhealthy, ChangeUnderWay   (1)
+    ├── NoSuchMessage, NoSuchCopy, NoSuchAction, NotUndoable, NotHeld, NotEditable, NothingEdited, EditorFailed,
+    │   NoSuchGroup, NumberUnexpected, Unhealthy, ChangeUnderWay, HeadNotTaken                           (1)
     │                           it can be, but not in the present state
     ├── ChangeCutOff         (4)
     │                           it was begun; the same command goes on with it
@@ -68,9 +70,10 @@ class TopologyMismatch(DlqbatchError):
     def __init__(self, kind: str, name: str, argument: str, found: str, wanted: str) -> None:
         self.kind, self.name, self.argument, self.found, self.wanted = kind, name, argument, found, wanted
         set_back = f"Set queue-type to {found}" if argument == "x-queue-type" else "Set the option back"
+        once = " once it is empty" if kind == "queue" else ""
         super().__init__(
             f"{kind} '{name}' differs from the settings: {argument} is {found} on the broker, {wanted} is wanted. "
-            f"Nothing was moved. {set_back}, or delete the {kind} once it is empty and run again."
+            f"Nothing was moved. {set_back}, or delete the {kind}{once} and run again."
         )
 
 
@@ -161,6 +164,16 @@ class CommitUnanswered(DatabaseUnreadable):
         super().__init__(where, why)
         text = f"the database at {where} cannot be used: {why.rstrip('.')}. It has not answered a commit: "
         self.args = (f"{text}whether the last change was made is not known. Look before you repeat it.",)
+
+
+class ActionCut(DatabaseUnreadable):
+    """Some messages of an action were changed and committed, and the rest could not be."""
+
+    def __init__(self, error: DatabaseUnreadable, action: str) -> None:
+        super().__init__(error.where, error.why)
+        text = f"the database at {error.where} cannot be used any more: {error.why.rstrip('.')}. "
+        text += f"{action} holds what was changed before: look with `dlqbatch actions show {action}`. "
+        self.args = (f"{text}The same command again goes on with the rest.",)
 
 
 class DatabaseLost(DatabaseUnreadable):

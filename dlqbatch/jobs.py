@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dlqbatch import __version__, logs
 from dlqbatch.aws import secrets
@@ -18,15 +18,27 @@ from dlqbatch.broker.transfer import Bounds, Tally
 from dlqbatch.errors import BrokerUnreachable, DatabaseRefused, SettingsError
 from dlqbatch.settings import Settings
 from dlqbatch.store.run_log import RunRecord, record
+from dlqbatch.store.scope_name import EVERY, scope_name
+
+if TYPE_CHECKING:  # they load pika's connection, and SQLAlchemy
+    from sqlalchemy import Engine
+
+    from dlqbatch.broker.connection import Connection
 
 log = logs.get(__name__)
 
-JOBS: Final = ("drain", "ingest", "check", "lifecycle", "retain", "monitor")
-# Settings that an event may change for one run, beside `dry_run`.
-RUN_OPTIONS: Final = (
-    *("max_messages", "max_bytes", "max_seconds", "allow_empty_policy"),
-    *("check_queues", "check_max_deaths", "check_target", "allow_delivery_cost"),
-)
+JOBS: Final = ("drain", "ingest", "check", "lifecycle", "replay", "retain", "monitor")
+COMMANDS: Final = {job: ("replay", "run") if job == "replay" else (job,) for job in JOBS}
+"""The words of the command line that run each job once; `replay` is a group of commands."""
+_BOUNDED: Final = ("max_messages", "max_bytes", "max_seconds")
+# Settings that an event may change for one run of a job, beside `dry_run`; of the other jobs, those of `_BOUNDED`.
+_RUN_OPTIONS: Final = {
+    "drain": (*_BOUNDED, "allow_empty_policy"),
+    "check": (*_BOUNDED, "check_queues", "check_max_deaths", "check_target", "allow_delivery_cost"),
+    "replay": ("max_seconds",),
+    "retain": ("max_messages", "max_seconds"),
+    "monitor": (),
+}
 _BOUNDS_OF_RETAIN: Final = {"max_messages": "retain_max_messages", "max_seconds": "retain_max_seconds"}
 
 # The counts that add up to `got`.
@@ -40,6 +52,8 @@ _LOGGED: Final = frozenset(
     {"job", "outcome", "stopped_by", "hit_bound", "dry_run", "counts", "reasons", "queues", "elapsed_seconds"}
 )
 _LONGEST_NAME: Final = 60
+# Seconds in which a broker says who it is.
+_ASKS_FOR: Final = 3.0
 # A silent broker may keep a run so long beyond `max_seconds` and `settle_seconds`. A change of a delay waits so long
 # for the runs that were under way.
 _CLOSING_SECONDS: Final = 5.0
@@ -76,6 +90,8 @@ class Report:
     """The depths of the queues that this run serves."""
     was_cut_off: bool = False
     """Whether the broker or the database went away, so that `time` or `messages` is no bound that was reached."""
+    scope: str | None = None
+    """The deployment whose queues or rows this run has touched, for the log of runs."""
     details: Mapping[str, object] = field(default_factory=dict)
     """What else the job reports, by name; in JSON it stands beside the rest."""
 
@@ -150,6 +166,45 @@ def bounds_of(settings: Settings, run_options: RunOptions, max_seconds: float | 
     )
 
 
+def scope_of(settings: Settings, connection: Connection) -> str:
+    """The scope of a run with a connection: the setting, else as the broker names itself and the virtual host."""
+    if settings.scope == EVERY:
+        raise SettingsError(f"dlqbatch.scope is '{EVERY}', which commands may look at; a job has one, by its name")
+    return settings.scope or scope_name(connection.cluster, connection.virtual_host)
+
+
+def store_by_asking(
+    settings: Settings, name: str, *, dry_run: bool, may_be_any: bool = False
+) -> tuple[Engine, str | None]:
+    """The dead store and the scope of a run that needs no connection otherwise: the broker is asked who it is.
+
+    Where it does not answer, or none is named, the database may know the only deployment that it can be: with the same
+    virtual host, or with `may_be_any` the only one at all, for a run that harms nothing.
+    """
+    from dlqbatch.broker.access import access_to, connect_once  # noqa: PLC0415  (for those who set no scope)
+    from dlqbatch.store.access import store_of, store_of_only_scope  # noqa: PLC0415  (SQLAlchemy)
+
+    if settings.scope is None and "broker_url" not in settings.model_fields_set:
+        return store_of_only_scope(settings, None), None
+    scope = settings.scope
+    if scope is None or scope == EVERY:
+        try:
+            connection = connect_once(access_to(settings, name), time.monotonic() + _ASKS_FOR)
+        except BrokerUnreachable as error:
+            log.info("the broker does not say who it is; the database may know the scope", why=error.why)
+            return store_of_only_scope(settings, error, may_be_any=may_be_any), None
+        try:
+            scope = scope_of(settings, connection)
+        finally:
+            connection.close()
+    return store_of(settings, scope, dry_run=dry_run), scope
+
+
+def options_of(job: str) -> tuple[str, ...]:
+    """The options that an event of this job can have."""
+    return _RUN_OPTIONS.get(job, _BOUNDED)
+
+
 def settings_of(job: str, options: Mapping[str, object]) -> dict[str, object]:
     """The options of an event as settings. A retain has bounds of its own."""
     renamed = _BOUNDS_OF_RETAIN if job == "retain" else {}
@@ -161,6 +216,8 @@ def run(
 ) -> Report:
     """Run a job once. Its report is returned, and logged unless a person reads it on a terminal anyway.
 
+    Its lines of the log and its row of the log of runs have an id of their own.
+
     `read_again` reads the settings as they were read before. If the broker or the database refuses the login, and the
     secret has other addresses or passwords now, the run is repeated with them, once; the report is of the second run.
     """
@@ -168,6 +225,7 @@ def run(
         # Anything may have been pasted there, also an address with its password.
         named = "of the name that was given" if "@" in job or "://" in job else f"'{logs.plain(job, _LONGEST_NAME)}'"
         raise SettingsError(f"there is no job {named}; the jobs are: {', '.join(JOBS)}")
+    logs.begin_run()
     # Only the job that runs is loaded: a cold start pays for every import.
     run_once: Callable[[Settings, RunOptions], Report] = getattr(import_module(f"dlqbatch.{job}.job"), job)
     for warning in settings.warnings:
@@ -193,12 +251,12 @@ def run(
 def _add_to_run_log(settings: Settings, report: Report, began: float) -> tuple[str, ...]:
     """Put the run into the log of runs, if the database has one; return a warning if that was not possible."""
     # Without the figures of a monitor, which would add up: it runs once a minute.
-    fields = replace(report, details={}).as_dict()
+    fields = replace(report, details={}).as_dict() | logs.origin()
     # Both times are by the clock as it is now, which the log compares with the database's: it may have been set since
     # the run began.
     ended = datetime.now(UTC)
     started = ended - timedelta(seconds=time.monotonic() - began)
-    run = RunRecord(report.job, started, ended, report.outcome, report.stopped_by, report.emptied, fields)
+    run = RunRecord(report.job, started, ended, report.outcome, report.stopped_by, report.emptied, fields, report.scope)
     kept = record(settings.database_url.get_secret_value(), run)
     if kept.is_refused and settings.secret is not None:
         secrets.stale(settings.secret)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import sys
 import traceback
@@ -18,7 +19,9 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from typing import Literal
-from urllib.parse import unquote
+
+from dlqbatch import __version__
+from dlqbatch.amqp.masking import MASK, Masking
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "text", "json"]
@@ -30,16 +33,29 @@ _LONGEST_TRACE = 8_000
 _LARGEST_NUMBER = 2**63
 _MOST_ITEMS = 50
 _DEEPEST = 4
-_URL = re.compile(r"(?:sqlite)?://\S+")
-SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential", re.IGNORECASE)
-_NAMED = r"(?:passw|pwd|passphrase|secret|token|api[_-]?key|credential|authorization|\bpass\b)[\w-]{0,40}"
-_SECRET_PAIR = re.compile(
-    # password=…, "password": "…", X-Api-Key: …, Authorization: Bearer …; not the address that a text goes on with.
-    rf"({_NAMED}[\"']?(?:=|\s?[:=]\s?))(?!//)(?:\"[^\"]+\"|'[^']+'|(?:(?:bearer|basic|digest)\s+)?[^&\s]+)",
-    re.IGNORECASE,
-)
-_SECRET_ALONE = re.compile(r"\b(bearer\s+)[\w.~+/=-]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", re.IGNORECASE)
 _NEEDS_QUOTES = re.compile(r"[\s\"=]")
+
+
+_process: dict[str, object] = {"version": __version__}
+"""What every line of JSON says of where it comes from, besides its process."""
+
+
+def begin_request(request_id: str | None) -> None:
+    """Give the lines from now on the platform's id of the request that is served; no run of it has begun yet."""
+    _process.pop("run_id", None)
+    _process.pop("aws_request_id", None)
+    if request_id is not None:
+        _process["aws_request_id"] = request_id
+
+
+def begin_run() -> None:
+    """Give the lines from now on the id of a new run."""
+    _process["run_id"] = os.urandom(8).hex()
+
+
+def origin() -> dict[str, object]:
+    """Where a line comes from: version and process, and during a run also its id and that of its request."""
+    return {**_process, "pid": os.getpid()}
 
 
 def plain(text: str, limit: int | None = None) -> str:
@@ -60,35 +76,25 @@ _hidden: set[str] = set()
 _SHORTEST_SECRET = 8
 
 
+def mask_by(rules: Masking) -> None:
+    """Hide by these rules from now on, in the logs and in whatever shows the content of messages."""
+    global _rules  # noqa: PLW0603  (one configuration for the process, as with `hide`)
+    _rules = rules
+
+
+def masking() -> Masking:
+    """The rules that hold in this process."""
+    return _rules
+
+
+_rules = Masking()
+
+
 def masked(text: str) -> str:
-    """The text without the passwords passed to `hide`, those in its URLs, and whatever else looks like a secret."""
+    """The text without the passwords passed to `hide`, and without whatever the rules call a secret."""
     for secret in _hidden:
-        text = text.replace(secret, "***")
-    text = _SECRET_PAIR.sub(r"\1***", _URL.sub(lambda found: masked_url(found[0]), text))
-    return _SECRET_ALONE.sub(lambda found: f"{found[1] or ''}***", text)
-
-
-def masked_url(url: str) -> str:
-    """A URL without its password, the token in front of its host, and the parameters that have the name of a secret."""
-    scheme, _, rest = url.partition("://")
-    # The absolute path of a SQLite file may hold an @; with a : or ? it may be an address with a password after all.
-    is_path = scheme == "sqlite" and rest.startswith("//") and not {":", "?"} & set(rest)
-    address, question, query = (rest if is_path else _without_login(rest)).partition("?")
-    return f"{scheme}://{address}{question}{'&'.join(map(_masked_parameter, query.split('&')))}"
-
-
-def _masked_parameter(pair: str) -> str:
-    name, equals, _ = pair.partition("=")
-    return f"{name}=***" if equals and SECRET_PARAMETER.search(unquote(name)) else pair
-
-
-def _without_login(rest: str) -> str:
-    # The last @ counts: a password may hold an @ or a / that should have been encoded.
-    secret, at, place = rest.rpartition("@")
-    if "?" in secret:  # nobody can tell which side of the ? or of the @ is the password
-        return "***"
-    user, colon, _ = secret.partition(":")
-    return f"{user}:***@{place}" if colon else f"***@{place}" if at else rest
+        text = text.replace(secret, MASK)
+    return _rules.text(text)
 
 
 class Log:
@@ -175,7 +181,7 @@ class _Json(logging.Formatter):
 
 def _entry(at: datetime, level: str, event: str, logger: str, fields: Mapping[str, object]) -> dict[str, object]:
     ts = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {"ts": ts, "level": level, "event": event, "logger": logger, "fields": fields}
+    return {"ts": ts, "level": level, "event": event, "logger": logger, "fields": fields, **origin()}
 
 
 class _Text(logging.Formatter):

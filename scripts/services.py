@@ -39,18 +39,35 @@ if TYPE_CHECKING:
     from types import FrameType
 
 UNREACHABLE = 4  # as the program itself ends when a broker or a database cannot be reached
+IN_MEMORY = Path("/dev/shm")
+ROOM = 8 << 30
+"""Bytes that have to be free in memory before files are kept there."""
 
 
 @contextlib.contextmanager
-def work_folder() -> Iterator[Path]:
-    """A short path that every user can walk to, deleted afterwards, even if we are killed."""
-    folder = Path(tempfile.mkdtemp(prefix="dlqbatch-", dir="/tmp"))
+def work_folder(*, volatile: bool = False) -> Iterator[Path]:
+    """A short path that every user can walk to, deleted afterwards, even if we are killed.
+
+    A volatile one is in memory where there is room: its files outlive a killed server, but not the machine.
+    """
+    place = IN_MEMORY if volatile and _has_room() else Path("/tmp")
+    folder = Path(tempfile.mkdtemp(prefix="dlqbatch-", dir=place))
     try:
         folder.chmod(0o711)
         Guard.tell(f"remove {folder}")
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_room() -> bool:
+    try:
+        free = shutil.disk_usage(IN_MEMORY).free
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return False
+    available = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
+    return min(free, available) >= ROOM
 
 
 def node_of_43(folder: Path, plugins: tuple[str, ...] = (), *, light: bool = True) -> RabbitNode:
@@ -67,14 +84,15 @@ def private_servers(
     postgres: bool,
     rabbitmq43: bool = False,
     cluster: bool = False,
-    fsync: bool = True,
+    volatile: bool = False,
     plugins: tuple[str, ...] = (),
 ) -> Iterator[dict[str, str]]:
     """Their addresses, as BROKER_URL, MANAGEMENT_URL and DATABASE_URL; all start at the same time.
 
+    Volatile ones keep their files in memory where there is room, and PostgreSQL never waits for the disk.
     With `plugins` the brokers are for measuring: 4.3 is not a light one then.
     """
-    with work_folder() as folder:
+    with work_folder(volatile=volatile) as folder:
         addresses: dict[str, str] = {}
         servers: list[Server | RabbitCluster] = []
         brokers: list[RabbitNode | RabbitCluster] = []
@@ -92,7 +110,7 @@ def private_servers(
             for broker in brokers[:1]:
                 addresses |= {"BROKER_URL": broker.url, "MANAGEMENT_URL": broker.management_url}
             if postgres:
-                database = PostgresCluster(folder / "postgres", fsync=fsync)
+                database = PostgresCluster(folder / "postgres", fsync=not volatile)
                 servers.append(database)
                 addresses["DATABASE_URL"] = database.url
             for server in servers:
@@ -149,7 +167,7 @@ def main(arguments: list[str]) -> int:
     runs.add_argument("--cluster", action="store_true", help="three RabbitMQ nodes, joined")
     runs.add_argument("--postgres", action="store_true")
     runs.add_argument("--plugin", action="append", default=[], help="one more plugin for the brokers")
-    runs.add_argument("--no-fsync", action="store_true", help="let PostgreSQL lose data in a power cut; faster")
+    runs.add_argument("--volatile", action="store_true", help="keep their files in memory where there is room; faster")
     runs.add_argument("--prefix", default="DLQBATCH_TEST_", help="how the variables' names begin (%(default)s)")
     runs.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     verbs.add_parser("prepare43", help="fetch RabbitMQ 4.3, if that was not done yet")
@@ -167,15 +185,21 @@ def main(arguments: list[str]) -> int:
             print(newer.tree())
             return 0
         command = options.command[1:] if options.command[:1] == ["--"] else options.command
-        with private_servers(
-            rabbitmq=options.rabbitmq,
-            rabbitmq43=options.rabbitmq43,
-            cluster=options.cluster,
-            postgres=options.postgres,
-            fsync=not options.no_fsync,
-            plugins=tuple(options.plugin),
-        ) as found:
+        with (
+            contextlib.ExitStack() as scratch,
+            private_servers(
+                rabbitmq=options.rabbitmq,
+                rabbitmq43=options.rabbitmq43,
+                cluster=options.cluster,
+                postgres=options.postgres,
+                volatile=options.volatile,
+                plugins=tuple(options.plugin),
+            ) as found,
+        ):
             addresses = {options.prefix + name: url for name, url in found.items()}
+            if options.volatile and command:
+                # The folders of pytest's tmp_path; SQLite waits for the disk with every commit.
+                addresses["PYTEST_DEBUG_TEMPROOT"] = str(scratch.enter_context(work_folder(volatile=True)))
             try:
                 return run(command, os.environ | addresses) if command else hold(addresses)
             finally:

@@ -127,16 +127,18 @@ has_promtool() {
     command -v promtool >/dev/null
 }
 
-# The last free release, and the last that packages without an account of its maker's.
-serverless_release=3.40.0
-serverless_folder="${XDG_CACHE_HOME:-$HOME/.cache}/dlqbatch/serverless-$serverless_release"
-serverless="$serverless_folder/node_modules/.bin/serverless"
+# osls, the maintained fork of Serverless 3; scripts/serverless/package-lock.json pins it and all that it needs.
+serverless_lock=$(sha256sum "$root/scripts/serverless/package-lock.json")
+serverless_folder="${XDG_CACHE_HOME:-$HOME/.cache}/dlqbatch/osls-${serverless_lock:0:12}"
+serverless="$serverless_folder/node_modules/.bin/osls"
+# It would look for a newer release of itself and count its uses otherwise.
+export SLS_TELEMETRY_DISABLED=1 SLS_NOTIFICATIONS_MODE=off SLS_DISABLE_AUTO_UPDATE=1
 
-# Fetched from npm into a cache folder once (250 MB); it needs node 14 or newer and npm. No script of a package is run.
+# Fetched from npm into a cache folder once; it needs npm and node 20.19, 22.13, 24 or newer. No script of a package runs.
 prepare_serverless() {
     local lock unfinished="$serverless_folder.$$"
     if ! command -v npm >/dev/null && { ! may_install || ! install_packages nodejs npm; }; then
-        say "Packaging for AWS needs node and npm. On Debian or Ubuntu: sudo apt-get install nodejs npm"
+        say "Packaging for AWS needs npm, and node 20.19, 22.13, 24 or newer."
         return 4
     fi
     mkdir -p -- "${serverless_folder%/*}"
@@ -146,11 +148,12 @@ prepare_serverless() {
         flock "$lock"
     fi
     if [ ! -x "$serverless" ]; then
-        say "Fetching serverless $serverless_release from npm (once)"
-        if ! npm install --prefix "$unfinished" --silent --ignore-scripts --omit=dev --no-package-lock --no-audit --no-fund \
-            "serverless@$serverless_release" >&2; then
+        say "Fetching osls from npm (once)"
+        mkdir -- "$unfinished"
+        cp -- "$root"/scripts/serverless/package*.json "$unfinished"
+        if ! npm ci --prefix "$unfinished" --silent --ignore-scripts --engine-strict --no-audit --no-fund >&2; then
             rm -rf -- "$unfinished"
-            say "npm could not fetch serverless $serverless_release; it needs the registry once."
+            say "npm could not fetch osls; it needs the registry once, and node 20.19, 22.13, 24 or newer (here: $(node --version))."
             return 4
         fi
         rm -rf -- "$serverless_folder"

@@ -409,4 +409,303 @@ DROP INDEX dlq_messages_waiting;
 
 UPDATE dlqbatch_version SET version_num='0009' WHERE dlqbatch_version.version_num = '0008';
 
+-- Running upgrade 0009 -> 0010
+
+CREATE TABLE dlq_actions (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    verified BOOLEAN DEFAULT false NOT NULL,
+    reason TEXT NOT NULL,
+    filters TEXT DEFAULT '{}' NOT NULL,
+    at TEXT NOT NULL,
+    ended_at TEXT,
+    counts TEXT DEFAULT '{}' NOT NULL,
+    details TEXT DEFAULT '{}' NOT NULL,
+    undoes INTEGER,
+    undone_by INTEGER
+);
+
+CREATE TABLE dlq_action_rows (
+    action_id INTEGER NOT NULL,
+    message_id INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    from_status TEXT,
+    to_status TEXT,
+    "before" TEXT DEFAULT '{}' NOT NULL,
+    last_before INTEGER,
+    last_after INTEGER,
+    edit_of INTEGER,
+    reason TEXT,
+    PRIMARY KEY (action_id, message_id),
+    CONSTRAINT dlq_action_rows_state CHECK (state IN ('done', 'refused', 'skipped', 'undone')),
+    FOREIGN KEY(action_id) REFERENCES dlq_actions (id) ON DELETE CASCADE
+);
+
+CREATE INDEX dlq_action_rows_by_message ON dlq_action_rows (message_id, last_after);
+
+CREATE TABLE dlq_transitions_new (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    message_id INTEGER NOT NULL,
+    from_status TEXT,
+    to_status TEXT NOT NULL,
+    at TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    CONSTRAINT dlq_transitions_moves CHECK (coalesce(from_status, '') || '>' || to_status IN ('>manual', '>pending', 'archived>archived', 'archived>failed', 'archived>manual', 'archived>pending', 'failed>archived', 'failed>failed', 'failed>processing', 'manual>archived', 'manual>manual', 'manual>processing', 'pending>pending', 'pending>processing', 'processing>failed', 'processing>manual', 'processing>pending', 'processing>processing', 'processing>resolved', 'resolved>pending', 'resolved>resolved')),
+    FOREIGN KEY(message_id) REFERENCES dlq_messages (id) ON DELETE CASCADE
+);
+
+INSERT INTO dlq_transitions_new (id, message_id, from_status, to_status, at, actor, reason) SELECT id, message_id, from_status, to_status, at, actor, reason FROM dlq_transitions;
+
+DROP TABLE dlq_transitions;
+
+ALTER TABLE dlq_transitions_new RENAME TO dlq_transitions;
+
+CREATE INDEX dlq_transitions_by_message ON dlq_transitions (message_id, id);
+
+CREATE INDEX dlq_transitions_by_time ON dlq_transitions (at, to_status);
+
+UPDATE dlqbatch_version SET version_num='0010' WHERE dlqbatch_version.version_num = '0009';
+
+-- Running upgrade 0010 -> 0011
+
+UPDATE dlqbatch_version SET version_num='0011' WHERE dlqbatch_version.version_num = '0010';
+
+-- Running upgrade 0011 -> 0012
+
+CREATE TABLE dlq_groups (
+    scope_id INTEGER DEFAULT 1 NOT NULL,
+    fingerprint TEXT NOT NULL,
+    queue TEXT DEFAULT '' NOT NULL,
+    held_at TEXT,
+    held_by TEXT,
+    held_why TEXT,
+    reviving BOOLEAN DEFAULT false NOT NULL,
+    note TEXT,
+    owner TEXT,
+    tags TEXT DEFAULT '[]' NOT NULL,
+    acknowledged_at TEXT,
+    acknowledged_by TEXT,
+    acknowledged_until TEXT,
+    acknowledged_more INTEGER,
+    updated_at TEXT NOT NULL,
+    PRIMARY KEY (scope_id, fingerprint, queue)
+);
+
+CREATE INDEX dlq_groups_held ON dlq_groups (held_at) WHERE held_at IS NOT NULL OR reviving;
+
+CREATE INDEX dlq_messages_by_failure ON dlq_messages (status, fingerprint, origin_queue, created_at);
+
+DROP INDEX dlq_messages_groups;
+
+UPDATE dlqbatch_version SET version_num='0012' WHERE dlqbatch_version.version_num = '0011';
+
+-- Running upgrade 0012 -> 0013
+
+UPDATE dlqbatch_version SET version_num='0013' WHERE dlqbatch_version.version_num = '0012';
+
+-- Running upgrade 0013 -> 0014
+
+CREATE TABLE dlq_scopes (
+    id INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    since TEXT NOT NULL,
+    PRIMARY KEY (id),
+    CONSTRAINT dlq_scopes_name UNIQUE (name)
+);
+
+ALTER TABLE dlq_messages ADD COLUMN scope_id INTEGER DEFAULT 1 NOT NULL;
+
+ALTER TABLE dlq_attempts ADD COLUMN scope_id INTEGER DEFAULT 1 NOT NULL;
+
+ALTER TABLE dlq_transitions ADD COLUMN scope_id INTEGER DEFAULT 1 NOT NULL;
+
+ALTER TABLE dlq_plans ADD COLUMN scope_id INTEGER DEFAULT 1 NOT NULL;
+
+ALTER TABLE dlq_alerts ADD COLUMN scope_id INTEGER DEFAULT 1 NOT NULL;
+
+ALTER TABLE dlq_queue_readings ADD COLUMN scope_id INTEGER DEFAULT 1 NOT NULL;
+
+ALTER TABLE dlq_runs ADD COLUMN scope TEXT;
+
+CREATE TABLE dlq_scope_breakers (
+    scope_id INTEGER DEFAULT 1 NOT NULL,
+    origin TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    since TEXT,
+    probe TEXT,
+    counted_from TEXT,
+    sent INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    sent_before INTEGER NOT NULL,
+    failed_before INTEGER NOT NULL,
+    updated_at TEXT NOT NULL,
+    PRIMARY KEY (scope_id, origin),
+    CONSTRAINT dlq_scope_breakers_phase CHECK (phase IN ('closed', 'half-open', 'open'))
+);
+
+INSERT INTO dlq_scope_breakers (scope_id, origin, phase, since, probe, counted_from, sent, failed, sent_before, failed_before, updated_at) SELECT 1, origin, phase, since, probe, counted_from, sent, failed, sent_before, failed_before, updated_at FROM dlq_breakers;
+
+CREATE TABLE dlq_scope_unproven (
+    scope_id INTEGER DEFAULT 1 NOT NULL,
+    place TEXT NOT NULL,
+    retries INTEGER NOT NULL,
+    sent_at TEXT NOT NULL,
+    acknowledged BOOLEAN NOT NULL,
+    missing TEXT NOT NULL,
+    queue TEXT,
+    ready INTEGER,
+    unacknowledged INTEGER,
+    delayed INTEGER,
+    consumers INTEGER,
+    at TEXT NOT NULL,
+    PRIMARY KEY (scope_id, place)
+);
+
+CREATE UNIQUE INDEX dlq_alerts_scope_active ON dlq_alerts (scope_id, name, subject) WHERE resolved_at IS NULL;
+
+DROP INDEX dlq_alerts_active;
+
+CREATE INDEX dlq_messages_scope_due ON dlq_messages (scope_id, priority DESC, created_at, id) WHERE status = 'pending' AND is_due AND plan_id IS NULL;
+
+CREATE INDEX dlq_messages_scope_overdue ON dlq_messages (scope_id, priority DESC, next_retry_at) WHERE status = 'pending' AND NOT is_due AND next_retry_at IS NOT NULL AND plan_id IS NULL;
+
+CREATE INDEX dlq_messages_scope_leases ON dlq_messages (scope_id, lease_until) WHERE status = 'processing' AND lease_until IS NOT NULL AND plan_id IS NULL;
+
+CREATE INDEX dlq_messages_scope_ages ON dlq_messages (scope_id, status, status_since, id);
+
+CREATE INDEX dlq_messages_scope_failures ON dlq_messages (scope_id, status, fingerprint, origin_queue, created_at);
+
+CREATE INDEX dlq_attempts_scope_observed ON dlq_attempts (scope_id, sent_at) WHERE closed_at IS NULL AND sent_at IS NOT NULL;
+
+DROP INDEX dlq_messages_due;
+
+DROP INDEX dlq_messages_overdue;
+
+DROP INDEX dlq_messages_leases;
+
+DROP INDEX dlq_messages_by_age_in_status;
+
+DROP INDEX dlq_messages_by_failure;
+
+DROP INDEX dlq_attempts_observed;
+
+UPDATE dlqbatch_version SET version_num='0014' WHERE dlqbatch_version.version_num = '0013';
+
+-- Running upgrade 0014 -> 0015
+
+CREATE INDEX dlq_messages_by_message_id ON dlq_messages (message_id) WHERE message_id IS NOT NULL;
+
+CREATE TABLE dlq_fields (
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,
+    message_id INTEGER NOT NULL,
+    PRIMARY KEY (name, value, message_id),
+    FOREIGN KEY(message_id) REFERENCES dlq_messages (id) ON DELETE CASCADE
+);
+
+CREATE INDEX dlq_fields_by_message ON dlq_fields (message_id);
+
+CREATE TABLE dlq_field_backfills (
+    definition TEXT NOT NULL,
+    last_id INTEGER NOT NULL,
+    ended_at TEXT,
+    PRIMARY KEY (definition)
+);
+
+UPDATE dlqbatch_version SET version_num='0015' WHERE dlqbatch_version.version_num = '0014';
+
+-- Running upgrade 0015 -> 0016
+
+ALTER TABLE dlq_messages ADD COLUMN erased_at TEXT CONSTRAINT dlq_messages_erased CHECK (erased_at IS NULL OR status = 'archived');
+
+UPDATE dlqbatch_version SET version_num='0016' WHERE dlqbatch_version.version_num = '0015';
+
+-- Running upgrade 0016 -> 0017
+
+ALTER TABLE dlq_plan_items ADD COLUMN order_key TEXT;
+
+UPDATE dlqbatch_version SET version_num='0017' WHERE dlqbatch_version.version_num = '0016';
+
+-- Running upgrade 0017 -> 0018
+
+CREATE TABLE dlq_counts (
+    scope_id INTEGER NOT NULL,
+    fingerprint TEXT NOT NULL,
+    origin_queue TEXT NOT NULL,
+    pending INTEGER DEFAULT 0 NOT NULL,
+    processing INTEGER DEFAULT 0 NOT NULL,
+    resolved INTEGER DEFAULT 0 NOT NULL,
+    failed INTEGER DEFAULT 0 NOT NULL,
+    manual INTEGER DEFAULT 0 NOT NULL,
+    archived INTEGER DEFAULT 0 NOT NULL,
+    PRIMARY KEY (scope_id, fingerprint, origin_queue)
+);
+
+CREATE TABLE dlq_count_changes (
+    scope_id INTEGER NOT NULL,
+    fingerprint TEXT NOT NULL,
+    origin_queue TEXT NOT NULL,
+    pending INTEGER,
+    processing INTEGER,
+    resolved INTEGER,
+    failed INTEGER,
+    manual INTEGER,
+    archived INTEGER
+);
+
+CREATE TRIGGER dlq_messages_count_insert AFTER INSERT ON dlq_messages BEGIN
+    INSERT INTO dlq_counts (scope_id, fingerprint, origin_queue, pending, processing, resolved, failed, manual, archived)
+    VALUES (NEW.scope_id, NEW.fingerprint, coalesce(NEW.origin_queue, ''), NEW.status = 'pending', NEW.status = 'processing', NEW.status = 'resolved', NEW.status = 'failed', NEW.status = 'manual', NEW.status = 'archived')
+    ON CONFLICT (scope_id, fingerprint, origin_queue) DO UPDATE SET pending = pending + excluded.pending, processing = processing + excluded.processing, resolved = resolved + excluded.resolved, failed = failed + excluded.failed, manual = manual + excluded.manual, archived = archived + excluded.archived;
+END;
+
+CREATE TRIGGER dlq_messages_count_update AFTER UPDATE OF scope_id, fingerprint, origin_queue, status ON dlq_messages BEGIN
+    UPDATE dlq_counts SET pending = pending - (OLD.status = 'pending'), processing = processing - (OLD.status = 'processing'), resolved = resolved - (OLD.status = 'resolved'), failed = failed - (OLD.status = 'failed'), manual = manual - (OLD.status = 'manual'), archived = archived - (OLD.status = 'archived')
+    WHERE scope_id = OLD.scope_id AND fingerprint = OLD.fingerprint
+        AND origin_queue = coalesce(OLD.origin_queue, '');
+    INSERT INTO dlq_counts (scope_id, fingerprint, origin_queue, pending, processing, resolved, failed, manual, archived)
+    VALUES (NEW.scope_id, NEW.fingerprint, coalesce(NEW.origin_queue, ''), NEW.status = 'pending', NEW.status = 'processing', NEW.status = 'resolved', NEW.status = 'failed', NEW.status = 'manual', NEW.status = 'archived')
+    ON CONFLICT (scope_id, fingerprint, origin_queue) DO UPDATE SET pending = pending + excluded.pending, processing = processing + excluded.processing, resolved = resolved + excluded.resolved, failed = failed + excluded.failed, manual = manual + excluded.manual, archived = archived + excluded.archived;
+END;
+
+CREATE TRIGGER dlq_messages_count_delete AFTER DELETE ON dlq_messages BEGIN
+    UPDATE dlq_counts SET pending = pending - (OLD.status = 'pending'), processing = processing - (OLD.status = 'processing'), resolved = resolved - (OLD.status = 'resolved'), failed = failed - (OLD.status = 'failed'), manual = manual - (OLD.status = 'manual'), archived = archived - (OLD.status = 'archived')
+    WHERE scope_id = OLD.scope_id AND fingerprint = OLD.fingerprint
+        AND origin_queue = coalesce(OLD.origin_queue, '');
+END;
+
+INSERT INTO dlq_counts (scope_id, fingerprint, origin_queue, pending, processing, resolved, failed, manual, archived) SELECT scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue, sum(status = 'pending'), sum(status = 'processing'), sum(status = 'resolved'), sum(status = 'failed'), sum(status = 'manual'), sum(status = 'archived') FROM dlq_messages GROUP BY 1, 2, 3;
+
+INSERT INTO dlq_counts (scope_id, fingerprint, origin_queue) SELECT 0, '', '';
+
+UPDATE dlqbatch_version SET version_num='0018' WHERE dlqbatch_version.version_num = '0017';
+
+-- Running upgrade 0018 -> 0019
+
+CREATE TABLE dlq_stream_offsets (
+    scope_id INTEGER NOT NULL,
+    queue TEXT NOT NULL,
+    last_offset INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    life INTEGER NOT NULL,
+    updated_at TEXT NOT NULL,
+    PRIMARY KEY (scope_id, queue)
+);
+
+UPDATE dlqbatch_version SET version_num='0019' WHERE dlqbatch_version.version_num = '0018';
+
+-- Running upgrade 0019 -> 0020
+
+CREATE INDEX dlq_messages_by_source ON dlq_messages (source, created_at, id) WHERE source IS NOT NULL;
+
+CREATE INDEX dlq_messages_with_tags ON dlq_messages (tags) WHERE tags <> '[]';
+
+CREATE INDEX dlq_transitions_arrivals ON dlq_transitions (scope_id, at) WHERE from_status IS NULL AND actor = 'ingest';
+
+CREATE INDEX dlq_transitions_edits ON dlq_transitions (message_id) WHERE from_status IS NULL AND substr(reason, 1, 19) = 'an edit of message ';
+
+UPDATE dlqbatch_version SET version_num='0020' WHERE dlqbatch_version.version_num = '0019';
+
 COMMIT;

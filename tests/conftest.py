@@ -86,7 +86,7 @@ def logs_go_nowhere_after_a_test() -> Iterator[None]:
 
 @pytest.fixture
 def work_folder() -> Iterator[Path]:
-    with services.work_folder() as folder:
+    with services.work_folder(volatile=True) as folder:
         yield folder
 
 
@@ -97,7 +97,7 @@ def broker_addresses() -> Iterator[tuple[str, str]]:
     if url and api:
         yield url.rpartition("/")[0], api
         return
-    with services.work_folder() as folder:
+    with services.work_folder(volatile=True) as folder:
         try:
             node = RabbitNode(folder / "rabbitmq").start()
         except ServiceError as error:
@@ -113,7 +113,7 @@ def broker43_addresses() -> Iterator[tuple[str, str]]:
     if url and api:
         yield url.rpartition("/")[0], api
         return
-    with services.work_folder() as folder:
+    with services.work_folder(volatile=True) as folder:
         try:
             node = services.node_of_43(folder / "rabbitmq43").start()
         except ServiceError as error:
@@ -145,6 +145,13 @@ def management(request: pytest.FixtureRequest, broker_release: str) -> Iterator[
 def broker_url(request: pytest.FixtureRequest, broker_release: str, management: Management) -> str:
     server, _ = request.getfixturevalue("broker43_addresses" if broker_release == "4.3" else "broker_addresses")
     return f"{server}/{management.vhost}"
+
+
+@pytest.fixture
+def second_broker_url(broker_addresses: tuple[str, str]) -> Iterator[str]:
+    """Another virtual host of the installed broker."""
+    with _vhost(broker_addresses[1]) as client:
+        yield f"{broker_addresses[0]}/{client.vhost}"
 
 
 @pytest.fixture
@@ -183,7 +190,7 @@ def _database_server() -> Iterator[str]:
     if url:
         yield url.replace("+psycopg", "")
         return
-    with services.work_folder() as folder:
+    with services.work_folder(volatile=True) as folder:
         try:
             cluster = PostgresCluster(folder / "postgres").start()
         except ServiceError as error:

@@ -28,12 +28,22 @@ DIGEST: Final = b"dlqbatch-digest"
 
 Every message that we send to a client carries this header. With our id and without it, an earlier version sent it.
 """
+FAILED_QUEUE: Final = b"dlqbatch-failed-queue"
+FAILED_EXCHANGE: Final = b"dlqbatch-failed-exchange"
+FAILED_KEY: Final = b"dlqbatch-failed-key"
+"""With the two before: how a client that hands a failure over had received the message; the client writes all three.
+
+They are of this failure alone: nothing of ours is sent on with them.
+"""
+RETRY_AFTER: Final = b"dlqbatch-retry-after"
+"""How long the client that failed asks to wait. It is of this failure alone, like the three before."""
 WORKER_RETRIES: Final = b"dlqbatch-worker-retries"
 """The consumer's count on classic queues; the drain lets it pass like a foreign header."""
 
 OURS: Final = (
     *(ID, PARENT, RETRIES, TRIPS, ORIGIN_QUEUE, ORIGIN_EXCHANGE, ORIGIN_KEY, FIRST_FAILED_AT),
     *(HISTORY, EXPIRATION, USER_ID, ATTEMPT, REASON, DEAD_AT, DIGEST),
+    *(FAILED_QUEUE, FAILED_EXCHANGE, FAILED_KEY, RETRY_AFTER),
 )
 
 WORKER_FAILED: Final = "worker-failed"
@@ -51,16 +61,30 @@ _OF_DEATHS: Final = (
 DELIVERY_COUNT: Final = b"x-delivery-count"
 DELIVERY_COUNTS: Final = (DELIVERY_COUNT, b"x-acquired-count")
 """What a quorum queue adds to a message that it delivers once more."""
-# A republished CC routes copies; the counts belong to the queue the message leaves.
-BROKERS: Final = (*_OF_DEATHS, b"CC", b"BCC", *DELIVERY_COUNTS)
+STREAM_OFFSET: Final = b"x-stream-offset"
+"""Where a message stands in the stream that it was read from."""
+# A republished CC routes copies; the counts and the offset belong to the queue the message leaves.
+BROKERS: Final = (*_OF_DEATHS, b"CC", b"BCC", *DELIVERY_COUNTS, STREAM_OFFSET)
 """What the broker writes into a message it delivers; none of it may be republished."""
 
 SPRING_EXCHANGE: Final = b"x-original-exchange"
 SPRING_KEY: Final = b"x-original-routingKey"
 NSERVICEBUS_QUEUE: Final = b"NServiceBus.FailedQ"
 MASSTRANSIT_ADDRESS: Final = b"MT-Fault-InputAddress"
-CLAIMS: Final = (SPRING_EXCHANGE, SPRING_KEY, NSERVICEBUS_QUEUE, MASSTRANSIT_ADDRESS)
+MOLECULER_CHANNEL: Final = b"x-original-channel"
+MOLECULER_GROUP: Final = b"x-original-group"
+RASCAL: Final = b"rascal"
+OTHERS_RETRY_AFTER: Final = (b"Retry-After", b"retry-after", b"X-Retry-After", b"x-retry-after")
+"""The header of HTTP, where a client has copied it from the answer that it got."""
+PLACES: Final = frozenset(
+    (
+        *(SPRING_EXCHANGE, SPRING_KEY, NSERVICEBUS_QUEUE, MASSTRANSIT_ADDRESS),
+        *(MOLECULER_CHANNEL, MOLECULER_GROUP, RASCAL),
+    )
+)
 """Foreign headers in which other software says where a message failed."""
+CLAIMS: Final = (*PLACES, *OTHERS_RETRY_AFTER)
+"""Foreign headers that are read; they stay in the message."""
 
 _IS_CLAIM, _IS_OURS, _IS_BROKERS = 0, 1, 2
 _KINDS: Final = {

@@ -13,6 +13,7 @@ from hashlib import sha256
 from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
 from typing import Final
 
+from dlqbatch.amqp.headers import RASCAL, Headers
 from dlqbatch.amqp.properties import labels, split
 from dlqbatch.amqp.retry_headers import RETURN_PREFIX, Journey, Origin, return_exchange
 from dlqbatch.amqp.table import UnreadableTable
@@ -104,6 +105,10 @@ def message_id_of(properties: bytes) -> bytes:
         return b""
 
 
-def digest_for(exchange: str, digest: Callable[[], str]) -> str:
-    """The digest header of a message that is sent to this exchange: empty for a return exchange of ours."""
-    return NONE_NEEDED if exchange.startswith(RETURN_PREFIX) else digest()
+def digest_for(exchange: str, headers: Headers | None, digest: Callable[[], str]) -> str:
+    """The digest header of a message that is sent to this exchange: empty for a return exchange of ours.
+
+    rascal publishes what it received anew, and no death shows then that it came through our exchange.
+    """
+    is_hidden = headers is not None and RASCAL in headers.claims
+    return NONE_NEEDED if exchange.startswith(RETURN_PREFIX) and not is_hidden else digest()

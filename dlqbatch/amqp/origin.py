@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
-from urllib.parse import unquote, urlsplit
 
+from dlqbatch.amqp.claims import claimed_origin, is_claimed
 from dlqbatch.amqp.delivery import Envelope, open_envelope
-from dlqbatch.amqp.headers import (
-    DEAD_AT,
-    MASSTRANSIT_ADDRESS,
-    NONE,
-    NSERVICEBUS_QUEUE,
-    SPRING_EXCHANGE,
-    SPRING_KEY,
-    Headers,
-)
+from dlqbatch.amqp.headers import DEAD_AT, NONE, RASCAL, Headers
 from dlqbatch.amqp.identity import Digest, Identity, identity_of, own_journey
+from dlqbatch.amqp.rascal import failed_in
 from dlqbatch.amqp.retry_headers import RETURN_PREFIX, UNMARKED, Journey, Origin, journey_so_far, return_exchange
-from dlqbatch.amqp.table import LONGEST_NAME, Field, new, to_bytes
+from dlqbatch.amqp.table import LONGEST_NAME, new, to_bytes
 from dlqbatch.amqp.x_death import Death, newest_death
 
 _SAME: Final = Identity.SAME
 _LINE_END: Final = re.compile(r"[\r\n]").search
 _REPLY_QUEUE: Final = "amq.rabbitmq.reply-to"
+_NO_NAME: Final = "no queue or exchange can have such a name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +33,8 @@ class Trust:
     """Queue or exchange names, or wildcards with `*`."""
     last_death: bool = False
     """The broker is 4.0 or later: it writes x-last-death-* itself, and drops an x-death that a client sent."""
+    native_retries: Mapping[str, int] = field(default_factory=dict)
+    """For each queue whose retries the broker delays, how many it makes before it gives a message up."""
 
     def allows(self, origin: Origin) -> bool:
         name = origin.name
@@ -94,20 +90,20 @@ def find_origin(  # noqa: PLR0911  (one return for each way in which an origin i
     """The broker's newest death, else what a client claims if that is allowed, else an alternate exchange."""
     death = newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)
     if death is not None:
-        found = from_death(death, journey, digest)
+        found = from_death(death, headers, journey, digest)
         if is_addressable(found.origin):
             return found
-        return Unknown("no queue or exchange can have such a name", found.identity)
+        return Unknown(_NO_NAME, found.identity)
     published_to = envelope.exchange
-    claim = _claim(headers.claims, journey, digest)
+    claim, why = _claim(headers, journey, digest), ""
     if claim is not None and not is_addressable(claim.origin):
-        claim = None
+        claim, why = None, _NO_NAME
     if claim is not None and trust.is_ours(claim.origin):
         return Unknown(f"'{claim.origin.name}' belongs to dlqbatch itself", claim.identity)
     if claim is not None and trust.allows(claim.origin):
         return claim
     is_foreign = published_to and published_to not in trust.own_exchanges and not published_to.startswith(RETURN_PREFIX)
-    if is_foreign and (not headers.claims or (claim is not None and claim.origin.exchange == published_to)):
+    if is_foreign and (not is_claimed(headers) or (claim is not None and claim.origin.exchange == published_to)):
         # It was unroutable there and came through an alternate exchange; no client says that it failed elsewhere.
         there = Origin(None, published_to, envelope.routing_key)
         is_known = journey.origin is None or journey.origin.queue is None
@@ -119,7 +115,7 @@ def find_origin(  # noqa: PLR0911  (one return for each way in which an origin i
             "and dlqbatch.origins.allowed does not list it",
             claim.identity,
         )
-    return Unknown()
+    return Unknown(why)
 
 
 def is_addressable(origin: Origin) -> bool:
@@ -153,13 +149,19 @@ def place_of(death: Death) -> Origin:
     return new(Origin, (death.queue, exchange, death.routing_key))
 
 
-def from_death(death: Death, journey: Journey, digest: Digest) -> Found:
+def from_death(death: Death, headers: Headers, journey: Journey, digest: Digest) -> Found:
     """Where the broker says that it failed; a message that came back keeps the exchange and key that were recorded."""
     place = place_of(death)
+    queue, exchange, key = death.queue, death.exchange, death.routing_key
+    if RASCAL in headers.claims and (exchange, key) == ("", queue):
+        # rascal published it anew to its own queue, and kept how it was published at first.
+        first = failed_in(headers.claims)
+        if first is not None and first.queue == queue and first.exchange:
+            exchange, key = first.exchange, first.key
+            place = place_of(Death(queue, exchange, key))
     if journey is UNMARKED:
         # Most first failures carry no header of ours.
         return new(Found, (place, _SAME, death))
-    queue, exchange, key = death.queue, death.exchange, death.routing_key
     identity = identity_of(journey, new(Origin, (queue, exchange, key)), digest)
     recorded = journey.origin
     if recorded is not None and identity is Identity.SAME:
@@ -169,55 +171,22 @@ def from_death(death: Death, journey: Journey, digest: Digest) -> Found:
     return Found(place, identity, death)
 
 
-def _claim(claims: Mapping[bytes, Field], journey: Journey, digest: Digest) -> Found | None:
+def _claim(headers: Headers, journey: Journey, digest: Digest) -> Found | None:
     """The origin by a client's headers; the recorded origin if they name that or the way back to it."""
-    recorded, named = journey.origin, _named(claims)
+    recorded, named = journey.origin, claimed_origin(headers)
     if named is None:
         if recorded is None:
             return None
         # The claim says no more than our own headers.
         return Found(recorded, identity_of(journey, Origin(recorded.queue, None, ""), digest))
     identity = identity_of(journey, named, digest)
-    if recorded is None:
-        return Found(named, identity)
-    if identity is Identity.SAME:
+    if recorded is not None and identity is Identity.SAME:
         return Found(recorded, identity)
-    if recorded.queue is not None and named.exchange == return_exchange(recorded.queue):
-        named = Origin(recorded.queue, None, named.key)
+    if recorded is not None and recorded.queue is not None and named.exchange == return_exchange(recorded.queue):
+        named = Origin(named.queue or recorded.queue, None, named.key)
+    if named.queue is not None and named.exchange is not None and named.exchange.startswith(RETURN_PREFIX):
+        named = named._replace(exchange=None)
     return Found(named, identity)
-
-
-def _named(claims: Mapping[bytes, Field]) -> Origin | None:
-    exchange = _text(claims, SPRING_EXCHANGE)
-    if exchange is not None:
-        key = _text(claims, SPRING_KEY) or ""
-        # Published to the default exchange, the key is the queue.
-        return Origin(None, exchange, key) if exchange else Origin(key, "", key) if key else None
-    queue = _text(claims, NSERVICEBUS_QUEUE)
-    if queue is not None:
-        queue = queue.split("@", 1)[0]
-    else:
-        address = _text(claims, MASSTRANSIT_ADDRESS)
-        queue = _queue_of_address(address) if address is not None else None
-    return Origin(queue, None, queue) if queue else None
-
-
-def _queue_of_address(address: str) -> str | None:
-    """rabbitmq://host/virtual-host/queue?options, or queue:name."""
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        return None
-    return unquote(parts.path.rsplit("/", 1)[-1]) or None
-
-
-def _text(claims: Mapping[bytes, Field], name: bytes) -> str | None:
-    field = claims.get(name)
-    return None if field is None or len(field.value) > _LONGEST_CLAIM else field.as_text()
-
-
-# A longer address is not parsed; a name in it is measured on its own.
-_LONGEST_CLAIM: Final = 4096
 
 
 @lru_cache(maxsize=256)
@@ -337,10 +306,10 @@ def failed_at(headers: Headers, trust: Trust, digest: Digest) -> Failed:
     journey = journey_so_far(headers)
     death = newest_death(headers, trust.own_queues, trust_last_death=trust.last_death)
     if death is not None:
-        found = from_death(death, journey, digest)
+        found = from_death(death, headers, journey, digest)
         own = own_journey(journey, found.identity)
         return Failed(own, found.origin, death) if is_addressable(found.origin) else Failed(own, own.origin, None)
-    if headers.claims and DEAD_AT not in headers.ours:
+    if is_claimed(headers) and DEAD_AT not in headers.ours:
         claimed = find_origin(_FROM_NOWHERE, headers, journey, trust, digest)
         own = own_journey(journey, claimed.identity)
         return Failed(own, claimed.origin if isinstance(claimed, Found) else own.origin, None)

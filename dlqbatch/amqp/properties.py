@@ -10,7 +10,7 @@ from dlqbatch.amqp.table import LENGTH, UnreadableTable, encode_field, fields, n
 
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _DELIVERY_MODE = 0x8000, 0x4000, 0x2000, 0x1000
 _EXPIRATION, _USER_ID, _TIMESTAMP, _PRIORITY = 0x0100, 0x0010, 0x0040, 0x0800
-_MESSAGE_ID, _APP_ID = 0x0080, 0x0008
+_MESSAGE_ID, _TYPE, _APP_ID = 0x0080, 0x0020, 0x0008
 _AFTER_DELIVERY_MODE: Final = (0x0800, 0x0400, 0x0200, 0x0100, 0x0080, 0x0040, 0x0020, 0x0010, 0x0008, 0x0004)
 _MORE_FLAGS: Final = 0x0001
 _FLAGS: Final = Struct(">H")
@@ -60,7 +60,7 @@ def split(data: bytes) -> Properties:
     return new(Properties, (data, flags, head_end, table_start, table_end, position, expiration, user_id))
 
 
-def join(properties: Properties, table: bytes, login: bytes) -> bytes:
+def join(properties: Properties, table: bytes, login: bytes | None) -> bytes:
     """The same properties around another header table: persistent, without expiration or a foreign user_id.
 
     `table` is a table's content. The broker closes the channel over a user_id that is not `login`.
@@ -114,6 +114,7 @@ class Labels(NamedTuple):
     priority: int
     message_id: bytes | None
     app_id: bytes | None
+    message_type: bytes | None = None
 
 
 def labels(properties: Properties) -> Labels:
@@ -122,9 +123,10 @@ def labels(properties: Properties) -> Labels:
         parts = _tail(properties.data, properties.flags, properties.tail_start)
     except (UnreadableTable, IndexError):
         return Labels(0, None, None)
-    message_id, app_id = parts.get(_MESSAGE_ID), parts.get(_APP_ID)
+    message_id, app_id, message_type = parts.get(_MESSAGE_ID), parts.get(_APP_ID), parts.get(_TYPE)
     return Labels(
         parts[_PRIORITY][0] if _PRIORITY in parts else 0,
         message_id[1:] if message_id is not None else None,
         app_id[1:] if app_id is not None else None,
+        message_type[1:] if message_type is not None else None,
     )

@@ -16,7 +16,7 @@ from struct import error as StructError  # noqa: N812  (struct names its excepti
 from typing import Final, Literal, NamedTuple
 
 from dlqbatch.amqp.properties import split
-from dlqbatch.amqp.table import ARRAY, TABLE, TEXT_TAGS, Field, UnreadableTable, fields, items
+from dlqbatch.amqp.table import ARRAY, BOOLEAN, TABLE, TEXT_TAGS, Field, UnreadableTable, fields, items
 from dlqbatch.amqp.x_death import LATEST_TIME
 
 BodyForm = Literal["json", "text", "hex"]
@@ -38,7 +38,7 @@ _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _DELIVERY_MODE = 0x8000, 0x4000, 0x2
 _PRIORITY, _TIMESTAMP = 0x0800, 0x0040
 _U64: Final = Struct(">Q")
 _FLOATS: Final = {ord("f"): Struct(">f"), ord("d"): Struct(">d")}
-_DECIMAL, _BOOLEAN = b"Dt"
+_DECIMAL = ord("D")
 _DECIMAL_VALUE: Final = Struct(">Bi")
 
 _HEX_WIDTH: Final = 16
@@ -131,7 +131,7 @@ def _scalar(field: Field) -> object:
     tag, data = field
     if (seconds := field.as_timestamp()) is not None:
         return _time(seconds)
-    if tag == _BOOLEAN:
+    if tag == BOOLEAN:
         return data != b"\0"
     if tag in _FLOATS:
         number = _FLOATS[tag].unpack(data)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -16,6 +17,10 @@ _LONGEST_PLAIN: Final = LONGEST_NAME - 4
 """A name with a hash is longer even where up to three bytes of a cut character went, so that the two never meet."""
 
 
+_DELAY: Final = re.compile(r"(?:[01]\.){28}").match
+_BITS: Final = 56
+
+
 class Origin(NamedTuple):
     """Where a message failed; the queue is None when only exchange and key are known."""
 
@@ -27,6 +32,15 @@ class Origin(NamedTuple):
     def name(self) -> str:
         """What a message is returned to; behind the default exchange the key is the queue."""
         return self.queue if self.queue is not None else self.exchange or self.key
+
+    @property
+    def event(self) -> str:
+        """The key as the policy knows it: without the 28 bits in which Celery and NServiceBus write a delay.
+
+        Their delays on quorum queues are made of 28 queues of the broker; the bits say which of them a message takes.
+        """
+        key = self.key
+        return key[_BITS:] if key[1:2] == "." and _DELAY(key) else key
 
 
 def return_exchange(queue: str) -> str:

@@ -10,6 +10,7 @@ from dlqbatch.amqp.delivery import Envelope
 from dlqbatch.amqp.headers import X_DEATH, Headers
 from dlqbatch.amqp.identity import NONE_NEEDED
 from dlqbatch.amqp.properties import join
+from dlqbatch.amqp.rascal import without_immediate_nack
 from dlqbatch.amqp.retry_headers import Journey, Origin
 from dlqbatch.amqp.table import (
     ARRAY,
@@ -39,7 +40,7 @@ def stamp(
     envelope: Envelope,
     journey: Journey,
     *,
-    login: bytes,
+    login: bytes | None,
     limit: int,
     digest: str | None,
     reason: str | None = None,
@@ -59,10 +60,15 @@ def stamp(
         headers = headers._replace(ours={}, foreign=without(headers.foreign, names.WORKER_RETRIES))
     required = _required(journey, reason, dead_at, digest)
     optional = _optional(envelope, headers, journey, login)
+    if reason is not None and (asked := headers.ours.get(names.RETRY_AFTER)) is not None:
+        # The dead store waits as long as well. A message that is delayed has waited for it by then.
+        optional += encode_field(names.RETRY_AFTER, asked)
     if journey.retries is None:
         # Unknown retries mark a message whose own headers are not valid: they stay as evidence.
         required += _evidence(headers, journey, required + optional)
     foreign = headers.foreign
+    if names.RASCAL in headers.claims and digest is not None:
+        foreign = without_immediate_nack(foreign)
     if envelope.headers is None:
         foreign = encode_field(UNREADABLE, Field(BYTES, envelope.properties.data))
     history = _history(headers)
@@ -104,7 +110,7 @@ def _required(journey: Journey, reason: str | None, dead_at: int | None, digest:
     return parts
 
 
-def _optional(envelope: Envelope, headers: Headers, journey: Journey, login: bytes) -> bytes:
+def _optional(envelope: Envelope, headers: Headers, journey: Journey, login: bytes | None) -> bytes:
     parts = b""
     if journey.parent is not None:
         parts += encode_text(names.PARENT, journey.parent)

@@ -13,7 +13,7 @@ SECONDS: Final = _U64.unpack_from
 _I64: Final = Struct(">q")
 _SIZE: Final = Struct(">I").pack
 
-LONG_STRING, BYTES, ARRAY, TABLE, TIMESTAMP = b"SxAFT"
+LONG_STRING, BYTES, ARRAY, TABLE, TIMESTAMP, BOOLEAN = b"SxAFTt"
 
 TEXT_TAGS: Final = (LONG_STRING, BYTES)
 

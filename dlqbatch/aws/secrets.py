@@ -63,6 +63,7 @@ class _Known(NamedTuple):
 
 
 _known: dict[str, _Known] = {}
+_prepared: dict[str, Any] = {}
 _one_asks = threading.Lock()
 
 
@@ -73,6 +74,13 @@ def fetch(name: str) -> Mapping[str, object]:
         if known is None or time.monotonic() >= known.until:
             known = _known[name] = _ask(name, known)
         return known.values
+
+
+def prepare(name: str) -> None:
+    """Make the client for the first `fetch` of this secret, which takes longer than the question itself."""
+    from dlqbatch.aws import client as aws  # noqa: PLC0415  (only for those who have a secret)
+
+    _prepared[name] = aws.client("secretsmanager", seconds=SECONDS, region=aws.region_of(name))
 
 
 def stale(name: str) -> None:
@@ -98,7 +106,9 @@ def _read(name: str) -> Mapping[str, object]:
     from dlqbatch.aws import client as aws  # noqa: PLC0415  (only for those who have a secret)
 
     try:
-        client = aws.client("secretsmanager", seconds=SECONDS, region=aws.region_of(name))
+        if name not in _prepared:
+            prepare(name)
+        client = _prepared.pop(name)
         with aws.asking(_ACTION):
             answer: Any = client.get_secret_value(SecretId=name)
     except aws.AwsRefused as refused:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import ssl
 import time
+from base64 import urlsafe_b64decode
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import unquote, urlsplit
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from pika import ConnectionParameters, PlainCredentials, SSLOptions
+from pika.credentials import ExternalCredentials
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from dlqbatch import logs
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
 
 _log = logs.get(__name__)
 
+_TOKEN: Final = re.compile(r"[!-~]+")
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -38,6 +47,10 @@ class Access:
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_verify: bool = True
+    external: bool = False
+    """Whether the client's certificate is the login (SASL EXTERNAL), and not user and password."""
+    token_file: str | None = None
+    """The file with the OAuth 2 token that is the password; read for every connection."""
     name: str = "dlqbatch"
     end_at: float = math.inf
     """When the connection has to be closed at the latest, on the monotonic clock."""
@@ -53,7 +66,7 @@ def access_to(settings: Settings, name: str, bounds: Bounds | None = None) -> Ac
         heartbeat=settings.heartbeat_seconds,
         blocked_timeout=settings.blocked_timeout_seconds,
         name=name,
-        **_tls_options(settings),
+        **_login_options(settings),
     )
 
 
@@ -67,13 +80,13 @@ def management_api(settings: Settings, *, quickly: bool = False) -> Api:
 
     url = settings.management_url.get_secret_value() if settings.management_url else None
     timeout = QUICKLY if quickly else ANSWERS_WITHIN
-    return Api(settings.broker_urls[0], url, timeout=timeout, **_tls_options(settings))
+    return Api(settings.broker_urls[0], url, timeout=timeout, **_login_options(settings))
 
 
-def _tls_options(settings: Settings) -> dict[str, Any]:
-    files = ("tls_ca_file", "tls_cert_file", "tls_key_file")
-    paths = {name: path and str(path) for name in files for path in [getattr(settings, name)]}
-    return paths | {"tls_verify": settings.tls_verify}
+def _login_options(settings: Settings) -> dict[str, Any]:
+    files = {name: getattr(settings, name) for name in ("tls_ca_file", "tls_cert_file", "tls_key_file")}
+    paths = {name: path and str(path) for name, path in (files | {"token_file": settings.broker_token_file}).items()}
+    return paths | {"tls_verify": settings.tls_verify, "external": settings.broker_auth == "external"}
 
 
 def broker_parameters(settings: Settings, name: str) -> list[ConnectionParameters]:
@@ -112,6 +125,9 @@ def connect_once(access: Access, deadline: float) -> Connection:
         part = (deadline - time.monotonic()) / (len(access.urls) - tried)
         try:
             return Connection(parameters(url, access, max(part, 0.5)), access.end_at)
+        except LoginRefused as error:
+            expired = _expired(access.token_file) if access.token_file else ""
+            failures.append(LoginRefused(error.where, error.why + expired))
         except BrokerUnreachable as error:
             failures.append(error)
     raise _all_of(failures)
@@ -144,7 +160,7 @@ def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters
         host=host,
         port=parts.port or (5671 if tls else 5672),
         virtual_host=vhost_of(url),
-        credentials=PlainCredentials(unquote(parts.username or "guest"), unquote(parts.password or "guest")),
+        credentials=_credentials(parts, access, host),
         heartbeat=access.heartbeat,
         blocked_connection_timeout=access.blocked_timeout,
         socket_timeout=seconds,
@@ -152,6 +168,36 @@ def parameters(url: str, access: Access, seconds: float) -> ConnectionParameters
         ssl_options=tls,
         client_properties={"connection_name": access.name, "product": "dlqbatch"},
     )
+
+
+def _credentials(parts: SplitResult, access: Access, host: str) -> PlainCredentials | ExternalCredentials:
+    if access.external:
+        return ExternalCredentials()
+    if access.token_file:
+        return PlainCredentials("", token_in(access.token_file, host))  # the token says who it is
+    return PlainCredentials(unquote(parts.username or "guest"), unquote(parts.password or "guest"))
+
+
+def token_in(file: str, where: str) -> str:
+    """The token of a file that another program renews; BrokerUnreachable if none is there at this moment."""
+    try:
+        token = Path(file).read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"  # the error of a text repeats it
+        raise BrokerUnreachable(where, f"the token file {file} cannot be read: {why}") from None
+    if not _TOKEN.fullmatch(token):
+        raise BrokerUnreachable(where, f"the token file {file} is to hold a token and nothing else")
+    return token
+
+
+def _expired(file: str) -> str:
+    """That its token has expired, as far as it can be read: a JSON Web Token says when."""
+    with suppress(BrokerUnreachable, LookupError, TypeError, ValueError, OverflowError):
+        claims = json.loads(urlsafe_b64decode(token_in(file, "").split(".")[1] + "=="))
+        end = datetime.fromtimestamp(claims["exp"], UTC)
+        if end <= datetime.now(UTC):
+            return f"; the token in {file} expired at {end:%Y-%m-%d %H:%M:%S} UTC: is it still renewed?"
+    return ""
 
 
 def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None, *, verify: bool) -> ssl.SSLContext:

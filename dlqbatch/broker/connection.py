@@ -14,6 +14,7 @@ from pika.channel import Channel
 from pika.exceptions import (
     AMQPConnectionError,
     AMQPError,
+    AuthenticationError,
     ChannelClosed,
     ChannelClosedByBroker,
     ConnectionClosed,
@@ -59,7 +60,9 @@ class Connection:
         self._lost: list[BaseException] = []
         self._parameters = parameters
         self._where = f"{parameters.host}:{parameters.port}, virtual host '{parameters.virtual_host}'"
-        self.login: bytes = parameters.credentials.username.encode()
+        user = getattr(parameters.credentials, "username", "")
+        self.login: bytes | None = user.encode() or None
+        """The user; None where the broker alone knows it, from a certificate or a token."""
         self._is_disposed = False
         self.answer_within = _ANSWER_WITHIN
         """Seconds that a synchronous method may take."""
@@ -91,6 +94,17 @@ class Connection:
     @property
     def frame_max(self) -> int:
         return int(self.wire.params.frame_max)
+
+    @property
+    def cluster(self) -> str:
+        """The name of the broker's cluster; its address if the broker does not name it."""
+        properties: dict[str, Any] = self.wire.server_properties or {}
+        found = properties.get("cluster_name")
+        return found if isinstance(found, str) and found else self.address
+
+    @property
+    def virtual_host(self) -> str:
+        return str(self._parameters.virtual_host)
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -320,15 +334,19 @@ _CLOSED: Final = "ConnectionClosedByBroker"
 
 
 def is_login_refused(error: BaseException) -> bool:
-    return isinstance(error, _REFUSALS) and _CLOSED in str(error)
+    return isinstance(error, AuthenticationError) or (isinstance(error, _REFUSALS) and _CLOSED in str(error))
 
 
 def describe(error: BaseException) -> str:
     """Why a connection or a channel was closed; never what was sent, so never a password."""
+    if isinstance(error, AuthenticationError):
+        plugin = "; EXTERNAL takes the plugin rabbitmq_auth_mechanism_ssl" if str(error) == "EXTERNAL" else ""
+        return f"the broker does not offer the SASL mechanism {error} (auth_mechanisms){plugin}"
     if is_login_refused(error):
         words = str(error.args[0]).partition(_CLOSED)[2].strip(": ")
         if isinstance(error, ProbableAuthenticationError):
-            return f"the login was refused; user or password is wrong, or the user may not log in from here: {words}"
+            wrong = "no user has the certificate's name" if "EXTERNAL" in words else "user or password is wrong"
+            return f"the login was refused; {wrong}, or the user may not log in from here: {words}"
         return f"the virtual host does not exist, or the user may not enter it: {words}"
     if isinstance(error, (ConnectionClosed, ChannelClosed)):
         return f"{readable(error.reply_text)} ({error.reply_code})"

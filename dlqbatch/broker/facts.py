@@ -44,6 +44,8 @@ class QueueFacts:
     """Consumers that are not a run of ours; counted for our own queues only."""
     stuck: int = 0
     """Messages that are neither ready, unacknowledged nor delayed, and were not some seconds ago."""
+    rejected: int = 0
+    """The least number of deliveries that ended neither with an acknowledgement nor back in the queue."""
     reported_limit: int | None = None
     """The delivery limit as the broker itself names it, which may be some seconds old."""
 
@@ -90,16 +92,25 @@ class QueueFacts:
     @property
     def delayed_retry(self) -> tuple[str, int] | None:
         """The kind of delayed retry that is in effect (RabbitMQ 4.3), and its longest delay in ms."""
-        kind = self._by_policy("delayed-retry-type")
-        if kind is None or kind == "disabled":
+        kind = self.delayed_retry_type
+        if kind == "disabled":
             return None
-        longest = self._by_policy("delayed-retry-max")
-        return str(kind), longest if isinstance(longest, int) else self.number("delayed-retry-min") or 0
+        longest = self.retry_delay("delayed-retry-max")
+        return kind, longest if longest is not None else self.number("delayed-retry-min") or 0
 
-    def _by_policy(self, name: str) -> object:
-        """An option that a policy decides before the declaration does."""
+    @property
+    def delayed_retry_type(self) -> str:
+        """A policy decides it before the declaration does."""
+        declared, *policies = self._places("delayed-retry-type")
+        return next((str(found) for found in (*policies, declared) if found is not None), "disabled")
+
+    def retry_delay(self, name: str) -> int | None:
+        """Of two policies the larger delayed-retry-min counts, and the smaller delayed-retry-max; then the argument."""
         declared, *policies = self._places(name)
-        return next((found for found in (*policies, declared) if found is not None), None)
+        found = [each for each in policies if isinstance(each, int)]
+        if not found:
+            return declared if isinstance(declared, int) else None
+        return max(found) if name == "delayed-retry-min" else min(found)
 
     @property
     def overflow(self) -> str:
@@ -140,16 +151,6 @@ class BindingFacts:
         to_queue = answer["destination_type"] == "queue"
         name = str(answer.get("properties_key", ""))
         return cls(answer["source"], answer["routing_key"], answer["destination"], to_queue, name)
-
-
-@dataclass(frozen=True, slots=True)
-class Map:
-    """Everything in the virtual host, as the management API shows it."""
-
-    queues: Mapping[str, QueueFacts]
-    exchanges: Mapping[str, ExchangeFacts]
-    bindings: tuple[BindingFacts, ...]
-    """All bindings but those of every queue to the default exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +245,18 @@ class Policies:
             redelivered_rate=_rate(stats, "redeliver"),
             delivered_rate=_rate(stats, "deliver_get"),
             stuck=stuck_messages(answer),
+            rejected=_rejected(answer, stats),
             reported_limit=_number(answer.get("delivery_limit")),
         )
+
+    def named(self, name: str) -> Mapping[str, Any] | None:
+        """The policy of this name, as the broker has it."""
+        return next((each for each in self._users if each.get("name") == name), None)
+
+    def matching(self, queue: str, kind: str) -> tuple[QueuePolicy, ...]:
+        """Every policy for this queue; the first one applies, or any of those with the same priority."""
+        found = (_policy_for([each], queue, {"queues", "all", f"{kind}_queues"}) for each in self._users)
+        return tuple(each for each in found if each is not None)
 
     def over(self, answer: Mapping[str, Any]) -> ExchangeFacts:
         policy = _policy_for(self._users, answer["name"], {"exchanges", "all"})
@@ -253,6 +264,17 @@ class Policies:
         if alternate is None and policy is not None:
             alternate = policy.definition.get("alternate-exchange")
         return ExchangeFacts(answer["name"], str(answer["type"]), alternate if isinstance(alternate, str) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Everything in the virtual host, as the management API shows it."""
+
+    queues: Mapping[str, QueueFacts]
+    exchanges: Mapping[str, ExchangeFacts]
+    bindings: tuple[BindingFacts, ...]
+    """All bindings but those of every queue to the default exchange."""
+    policies: Policies = field(default_factory=lambda: Policies([], []))
 
 
 def _priority(policy: Mapping[str, Any]) -> int:
@@ -286,6 +308,14 @@ def stuck_messages(answer: Mapping[str, Any]) -> int:
     if total is None or ready is None or unacknowledged is None:
         return 0
     return max(total - ready - unacknowledged - (_number(answer.get("messages_delayed")) or 0), 0)
+
+
+def _rejected(answer: Mapping[str, Any], stats: Mapping[str, Any]) -> int:
+    delivered = (_number(stats.get("deliver")) or 0) + (_number(stats.get("get")) or 0)
+    ended = (_number(stats.get("ack")) or 0) + (_number(stats.get("redeliver")) or 0)
+    # What is ready may have been put back by a reader that only looked.
+    held = sum(_number(answer.get(f"messages_{state}")) or 0 for state in ("ready", "unacknowledged", "delayed"))
+    return max(delivered - ended - held, 0)
 
 
 class QueueCounters(NamedTuple):

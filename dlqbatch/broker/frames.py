@@ -63,9 +63,11 @@ def qos(channel: int, prefetch: int) -> bytes:
     return b"%b\x00\x00\x00\x00%b\x00\xce" % (_METHOD(METHOD, channel, 11, 60, 10), prefetch.to_bytes(2, "big"))
 
 
-def consume(channel: int, queue: str, consumer: bytes) -> bytes:
+def consume(channel: int, queue: str, consumer: bytes, arguments: bytes = b"") -> bytes:
+    """`arguments` are the encoded entries of the table."""
     name = to_bytes(queue)
-    payload = b"\x00\x00%c%b%c%b\x00\x00\x00\x00\x00" % (len(name), name, len(consumer), consumer)
+    table = len(arguments).to_bytes(4, "big") + arguments
+    payload = b"\x00\x00%c%b%c%b\x00%b" % (len(name), name, len(consumer), consumer, table)
     return _METHOD(METHOD, channel, 4 + len(payload), 60, 20) + payload + FRAME_END
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, wraps
 from http.client import HTTPException
@@ -19,7 +19,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Re
 from dlqbatch import logs
 from dlqbatch.amqp.patterns import is_wildcard, pattern
 from dlqbatch.amqp.table import LONGEST_NAME
-from dlqbatch.broker.access import tls_context, vhost_of
+from dlqbatch.broker.access import tls_context, token_in, vhost_of
 from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.refusals import NOT_FOUND
 from dlqbatch.errors import BrokerUnreachable, SettingsError
@@ -79,17 +79,21 @@ class Api:
         tls_cert_file: str | None = None,
         tls_key_file: str | None = None,
         tls_verify: bool = True,
+        external: bool = False,
+        token_file: str | None = None,
         timeout: float = ANSWERS_WITHIN,
     ) -> None:
         self._timeout = timeout
         broker = urlsplit(broker_url)
         own = urlsplit(management_url) if management_url else broker
-        self.user = unquote(broker.username or "guest")
-        """The user of the AMQP connection; the API may have another user."""
+        self.user = "USER" if external or token_file else unquote(broker.username or "guest")
+        """The user of the AMQP connection, for a command to be shown; the API may have another user."""
         self.vhost = vhost_of(broker_url)
         user = unquote(own.username or broker.username or "guest")
         password = unquote(own.password or broker.password or "guest")
-        self._token = base64.b64encode(f"{user}:{password}".encode()).decode()
+        self._login = base64.b64encode(f"{user}:{password}".encode()).decode()
+        # An address with a user of its own is for the password that is beside it.
+        self._token_file = None if management_url and own.username else token_file
         if management_url:
             self.address = f"{own.scheme}://{own.netloc.rpartition('@')[2]}{own.path.rstrip('/')}"
         else:
@@ -100,22 +104,40 @@ class Api:
 
     def ask(self, *path: str, query: str = "") -> Answer:
         """The answer to a path in parts, which are quoted here; NoReply if there is none."""
+        content, date = self._request("GET", path, query, None)
+        try:
+            return Answer(json.loads(content), date)
+        except (ValueError, RecursionError) as error:
+            raise NoReply(self._where(path), f"the management API does not answer: {error}") from error
+
+    def change(self, method: str, *path: str, body: Mapping[str, object] | None = None) -> None:
+        """Send a PUT or a DELETE; NoReply, with the text of the refusal, if the broker does not do it."""
+        self._request(method, path, "", None if body is None else json.dumps(body).encode())
+
+    def _where(self, path: Iterable[str]) -> str:
         place = "/".join(quote(part, safe="") for part in path)
-        where = f"{self.address}/api/{place}"
+        return f"{self.address}/api/{place}"
+
+    def _request(self, method: str, path: Sequence[str], query: str, body: bytes | None) -> tuple[bytes, str | None]:
+        where = self._where(path)
         if not where.startswith(("http://", "https://")):
             raise SettingsError("the management address must begin with http:// or https://")
-        headers = {"Authorization": f"Basic {self._token}"}
-        request = Request(f"{where}?{query}" if query else where, headers=headers)  # noqa: S310  (checked above)
+        token = self._token_file and token_in(self._token_file, self.address)
+        headers = {"Authorization": f"Bearer {token}" if token else f"Basic {self._login}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        url = f"{where}?{query}" if query else where
+        request = Request(url, data=body, headers=headers, method=method)  # noqa: S310  (checked above)
         try:
             with self._opener.open(request, timeout=self._timeout) as response:
-                return Answer(json.loads(_whole(response)), response.headers.get("Date"))
+                return _whole(response), response.headers.get("Date")
         except HTTPError as error:
             content = b""
             with error, suppress(OSError, HTTPException):  # the code has said it; the text may be cut
                 content = error.read(_LONGEST_ERROR)
             why = f"the management API answers {error.code} {error.reason}"
             raise NoReply(where, why, error.code, content, error.headers.get("Date")) from error
-        except (OSError, ValueError, RecursionError, HTTPException) as error:
+        except (OSError, ValueError, HTTPException) as error:
             why = f"the management API does not answer: {getattr(error, 'reason', None) or error}"
             raise NoReply(where, why) from error
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from dlqbatch import logs
 from dlqbatch.broker.connection import Connection, NoAnswer
 from dlqbatch.broker.refusals import NOT_FOUND, PRECONDITION_FAILED
+from dlqbatch.broker.versions import DELAYS_RETRIES, delivery_limit
 from dlqbatch.errors import BrokerUnreachable, ChannelRefused, SettingsError, TopologyMismatch
 
 if TYPE_CHECKING:
@@ -43,15 +44,28 @@ def quorum_queues(
     that the management API has shown. With `refuse_streams` a stream is a SettingsError: a get from a stream ends the
     connection, and with it what is taken from every other queue.
     """
-    types = _types(connection, queues, known or {})
-    streams = [queue for queue, kind in types.items() if kind == "stream"]
+    quorum, streams = quorum_queues_and_streams(connection, queues, otherwise=otherwise, cut_off=cut_off, known=known)
     if streams and refuse_streams:
         raise SettingsError(
-            *(f"'{queue}' is a stream, and from a stream no message can be taken away" for queue in streams),
+            *(f"'{queue}' is a stream, and from a stream no message can be taken away" for queue in sorted(streams)),
             "nothing was looked at or moved; leave streams out of the queues that are named",
         )
+    return quorum
+
+
+def quorum_queues_and_streams(
+    connection: Connection,
+    queues: Iterable[str],
+    *,
+    otherwise: bool,
+    cut_off: bool | None = None,
+    known: Mapping[str, str] | None = None,
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Both in one question."""
+    types = _types(connection, queues, known or {})
     answers = {None: otherwise, _CUT_OFF: otherwise if cut_off is None else cut_off}
-    return frozenset(queue for queue, kind in types.items() if answers.get(kind, kind == "quorum"))
+    quorum = frozenset(queue for queue, kind in types.items() if answers.get(kind, kind == "quorum"))
+    return quorum, frozenset(queue for queue, kind in types.items() if kind == "stream")
 
 
 def types_by_api(api: Api, queues: Iterable[str]) -> dict[str, str]:
@@ -69,6 +83,43 @@ def types_by_api(api: Api, queues: Iterable[str]) -> dict[str, str]:
         if kind in _KNOWN_TYPES:
             found[queue] = kind
     return found
+
+
+def held_back(connection: Connection, api: Api, queues: Iterable[str]) -> dict[str, str]:
+    """What delayed retry (RabbitMQ 4.3) hides in these quorum queues from every run; the API's count is seconds old."""
+    found: dict[str, str] = {}
+    for queue in queues if connection.version >= DELAYS_RETRIES else ():
+        try:
+            answer = api.ask("queues", api.vhost, queue, query="columns=messages_delayed").content
+        except (BrokerUnreachable, UnicodeEncodeError) as failure:
+            if getattr(failure, "code", None) != NOT_FOUND:
+                _log.info("the management API does not tell what queues hide", why=str(failure))
+                break
+            continue
+        number = answer.get("messages_delayed") if isinstance(answer, dict) else None
+        if isinstance(number, int) and number > 0:
+            found[queue] = f"delayed retry hides {number} message(s) in it until their time (see `dlqbatch doctor`)"
+    return found
+
+
+def why_looking_costs(connection: Connection, queue: str, api: Api) -> str | None:
+    """What a look at this quorum queue costs its messages, by its delivery limit; None if it costs nothing."""
+    try:
+        answer = api.ask("queues", api.vhost, queue, query="columns=arguments,effective_policy_definition").content
+    except BrokerUnreachable as failure:
+        return f"whether it has a delivery limit is not known: {failure.why}"
+    options = answer if isinstance(answer, dict) else {}
+    places = (
+        (options.get("arguments"), "x-delivery-limit"),
+        (options.get("effective_policy_definition"), "delivery-limit"),
+    )
+    found = [place.get(name) for place, name in places if isinstance(place, dict)]
+    limit = delivery_limit([one for one in found if isinstance(one, int)], connection.version)
+    if limit is None:
+        return None
+    if connection.version >= DELAYS_RETRIES:
+        return f"a run that is cut costs each message that it held one of {limit} deliveries, and none left drops it"
+    return f"a look costs each message that stays one of {limit} deliveries, and none left drops it"
 
 
 def compare_types(connection: Connection, queues: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:

@@ -73,6 +73,7 @@ class Readings:
         self._targets: dict[Origin, Target] = {}
         self._keys: dict[str, set[str | None]] = {}
         self._letters: dict[str, DeadLetters | None] = {}
+        self._hiding: dict[str, bool | None] = {}
 
     def read(self, queues: Collection[str], at: datetime) -> dict[str, QueueReading]:
         """A reading for each queue; a queue that neither the API nor AMQP could show is not in it."""
@@ -175,6 +176,24 @@ class Readings:
         if queue not in self._letters:
             self._letters[queue] = follow(queue, self._keys.get(queue, {None}), self)
         return self._letters[queue]
+
+    def may_hide(self, queue: str) -> bool | None:
+        """Whether delayed retry holds messages back there, or would: who looks into the queue does not see them.
+
+        None where nobody knows, without an answer of the management API.
+        """
+        if self._connection.version < DELAYS_RETRIES:
+            return False
+        if queue not in self._hiding:
+            try:
+                described = self.describe(queue)
+                # What is held back stays so when the policy is removed.
+                self._hiding[queue] = described is not None and (
+                    described[0].delayed_retry is not None or _number(described[1].get("messages_delayed")) > 0
+                )
+            except (Unanswered, AttributeError, LookupError, TypeError, ValueError):
+                self._hiding[queue] = None
+        return self._hiding[queue]
 
     def describe(self, queue: str) -> tuple[QueueFacts, Mapping[str, Any]] | None:
         """Its options with the policies in effect, and the whole answer of the API; requested every time."""

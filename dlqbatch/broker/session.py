@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pika.exceptions import AMQPError
 
@@ -17,10 +17,15 @@ from dlqbatch.amqp.delivery import Delivery, Hold, Instruction
 from dlqbatch.broker.connection import BLOCKED, Connection, PublishingBlocked, Scratch
 from dlqbatch.broker.fetch import MessageSource
 from dlqbatch.broker.frames import properties_limit
+from dlqbatch.broker.queue_types import held_back
 from dlqbatch.broker.refusals import NO_PERMISSION
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.transfer import FAILURE, LEFT, Bounds, Store, Take, Tally, Transfer, stores_nothing
+from dlqbatch.broker.versions import DELAYS_RETRIES
 from dlqbatch.errors import BrokerLost, ChannelRefused, TopologyMissing
+
+if TYPE_CHECKING:  # it loads HTTP, which most runs never need
+    from dlqbatch.broker.management import Api
 
 _ANSWER_WITHIN: Final = 5.0
 """Seconds that a queue may take to find its leader."""
@@ -41,9 +46,11 @@ class Session:
     """Exchanges of ours that messages may go to, wherever they come from."""
     asks_empty_queues: bool = False
     """Whether a queue that looks empty gets a get: only a get shows whether we may read it."""
+    api: Callable[[], Api] | None = None
+    """The management API if it is set, for what AMQP does not show."""
 
     @property
-    def login(self) -> bytes:
+    def login(self) -> bytes | None:
         return self.connection.login
 
     @property
@@ -51,17 +58,20 @@ class Session:
         return properties_limit(self.connection.frame_max)
 
     def depths(self, queues: Iterable[str], exchanges: Iterable[str]) -> tuple[Mapping[str, int], Mapping[str, str]]:
-        """What waits in each queue, and for some queues why that is not known.
+        """What waits in each queue, and for some queues why that is not known, or not all.
 
         A quorum queue that has no leader for the moment is declared with a depth of 0; only a get distinguishes it from
         an empty queue. A message that the get brings is put back at once.
         """
         found = depths(self.connection, queues, exchanges)
+        hiding: dict[str, str] = {}
+        if self.api is not None and self.quorum and self.connection.version >= DELAYS_RETRIES:
+            hiding = held_back(self.connection, self.api(), sorted(self.quorum & found.keys()))
         doubtful = [queue for queue, depth in found.items() if not depth]
         if not self.asks_empty_queues:
             doubtful = [queue for queue in doubtful if queue in self.quorum]
         if not doubtful:
-            return found, {}
+            return found, hiding
         bounds = replace(self.bounds, stop_at=min(self.bounds.stop_at, time.monotonic() + _ANSWER_WITHIN))
         gets = Transfer(self.connection, self.origins, lambda _: Hold(LEFT), bounds)
         tally = gets.run([Take(queue, 1, queue in self.quorum) for queue in doubtful])
@@ -70,7 +80,7 @@ class Session:
         led = [queue for queue, taken in tally.taken.items() if taken]
         counted = depths(self.connection, led, ())
         # The message that was put back may not be counted yet; a get too many is answered with "empty".
-        return {**found, **{queue: depth + 1 for queue, depth in counted.items()}}, tally.refused
+        return {**found, **{queue: depth + 1 for queue, depth in counted.items()}}, hiding | tally.refused
 
     def depths_left(self, queues: Iterable[str]) -> Mapping[str, int]:
         """The depths when all is done: without the queues that are refused to us, and within a second."""

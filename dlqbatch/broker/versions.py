@@ -10,6 +10,10 @@ LIMITS_DELIVERIES: Final = (4, 0)
 only from here on may a queue be declared with the limit -1."""
 DELAYS_RETRIES: Final = (4, 3)
 """The version from which a quorum queue knows delayed retries, and a message that is put back keeps its deliveries."""
+KEEPS_IN_STREAMS: Final = (3, 13)
+"""The version from which a stream is known to keep what the broker dead-letters to it: 3.10 was seen to lose it."""
+DELAYS_BY_POLICY: Final = (4, 3, 1)
+"""The version from which a policy can set delayed retries."""
 _DEFAULT_DELIVERY_LIMIT: Final = 20
 _UNLIMITED: Final = -1
 

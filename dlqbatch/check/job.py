@@ -11,15 +11,14 @@ from dlqbatch.amqp.patterns import is_wildcard
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.access import access_to, connect, management_api
 from dlqbatch.broker.connection import Connection, Scratch
-from dlqbatch.broker.management import Api, NoReply, expansion
-from dlqbatch.broker.queue_types import quorum_queues, types_by_api
+from dlqbatch.broker.management import expansion
+from dlqbatch.broker.queue_types import quorum_queues, types_by_api, why_looking_costs
 from dlqbatch.broker.return_exchanges import Origins, _Way
 from dlqbatch.broker.transfer import Bounds
-from dlqbatch.broker.versions import DELAYS_RETRIES, delivery_limit
 from dlqbatch.check.rules import TargetNames
 from dlqbatch.check.run import Check, LookingSession
 from dlqbatch.errors import ChannelRefused, SettingsError
-from dlqbatch.jobs import Report, RunOptions, bounds_of
+from dlqbatch.jobs import Report, RunOptions, bounds_of, scope_of
 from dlqbatch.settings import Settings
 from dlqbatch.topology.declare import limits_deliveries, trust_of
 from dlqbatch.topology.model import queue_read
@@ -80,7 +79,7 @@ def check(settings: Settings, run_options: RunOptions) -> Report:
             max_messages=settings.max_messages if "max_messages" in settings.model_fields_set else None,
             dry_run=run_options.dry_run,
         )
-        return job.run()
+        return replace(job.run(), scope=scope_of(settings, connection))
     finally:
         connection.close()
 
@@ -98,26 +97,6 @@ def _bounds(settings: Settings, run_options: RunOptions) -> Bounds:
     stop_at = min(bounds.stop_at, now + _LONGEST_HOLD)
     waits = min(bounds.give_up_after, now + _ALL_BACK - bounds.last_answers - stop_at)
     return replace(bounds, stop_at=stop_at, give_up_after=waits, max_bytes=max_bytes)
-
-
-def why_looking_costs(connection: Connection, queue: str, api: Api) -> str | None:
-    """What a look at this quorum queue costs its messages, by its delivery limit; None if it costs nothing."""
-    try:
-        answer = api.ask("queues", api.vhost, queue, query="columns=arguments,effective_policy_definition").content
-    except NoReply as failure:
-        return f"whether it has a delivery limit is not known: {failure.why}"
-    options = answer if isinstance(answer, dict) else {}
-    places = (
-        (options.get("arguments"), "x-delivery-limit"),
-        (options.get("effective_policy_definition"), "delivery-limit"),
-    )
-    found = [place.get(name) for place, name in places if isinstance(place, dict)]
-    limit = delivery_limit([one for one in found if isinstance(one, int)], connection.version)
-    if limit is None:
-        return None
-    if connection.version >= DELAYS_RETRIES:
-        return f"a run that is cut costs each message that it held one of {limit} deliveries, and none left drops it"
-    return f"a look costs each message that stays one of {limit} deliveries, and none left drops it"
 
 
 class TargetQueues(Origins):

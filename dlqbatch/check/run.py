@@ -195,7 +195,7 @@ class _Handler:
         if len(self.preview) >= _PREVIEWED:
             return
         origin = journey.origin
-        event, name = (origin.key, origin.name) if origin is not None else ("", "")
+        event, name = (origin.event, origin.name) if origin is not None else ("", "")
         shown = {"queue": queue, "id": journey.id, "event": event, "origin": name, "decision": MOVED, "exchange": ""}
         self.preview.append(shown | {"key": destination.key, "reason": f"{counted.failures} by {counted.by}"})
 

@@ -105,7 +105,7 @@ def _run(words: list[str]) -> int:
         # Options without a command, as in `handler.py --json`, are options of the job that the settings name.
         if is_completing or not words[0].startswith("-") or words[0].partition("=")[0] in _PROGRAM_OPTIONS:
             return run_command(words)
-        return run_command([_job(words), *words], names_job=False)
+        return run_command([*_job(words), *words], names_job=False)
     except KeyboardInterrupt:
         from dlqbatch.cli.printing import print_failure
 
@@ -121,9 +121,10 @@ def _run(words: list[str]) -> int:
         return _unexpected(error, words)
 
 
-def _job(words: list[str]) -> str:
-    """The job that the settings name. If they are wrong, the job says so when it reads all of them."""
+def _job(words: list[str]) -> Sequence[str]:
+    """The job that the settings name, as a command. If they are wrong, it says so when it reads all of them."""
     from dlqbatch.errors import DlqbatchError
+    from dlqbatch.jobs import COMMANDS
     from dlqbatch.settings import load
     from dlqbatch.settings.sources import CONFIG_VARIABLE
 
@@ -135,9 +136,10 @@ def _job(words: list[str]) -> str:
         elif flag in {"-s", "--set"} and value.partition("=")[0].strip() == "job":
             jobs["job"] = value.partition("=")[2]
     try:
-        return load(jobs, environ).job
+        job = load(jobs, environ).job
     except DlqbatchError:
-        return "drain"
+        job = "drain"
+    return COMMANDS.get(job, (job,))
 
 
 def _flag_and_value(word: str) -> list[str]:

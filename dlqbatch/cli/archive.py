@@ -9,7 +9,17 @@ from typing import Annotated, Final
 import typer
 
 from dlqbatch.cli import timeline
-from dlqbatch.cli.options import Actor, AsJson, Commands, DryRun, Full, JournalReason, Settings
+from dlqbatch.cli.options import (
+    Actor,
+    AsJson,
+    Commands,
+    DryRun,
+    Full,
+    JournalReason,
+    Revealing,
+    ScopedSettings,
+    Settings,
+)
 from dlqbatch.cli.printing import NOTHING, PARTIAL, print_changes, print_json, print_lines, print_table, remark
 from dlqbatch.retain.archive import archive as cold_archive
 
@@ -57,7 +67,8 @@ def list_parts(
     ]
     if as_json:
         damaged = [{"part": part, "why": why} for part, why in sorted(wrong.items())]
-        print_json({"parts": rows, "damaged": damaged, "unfinished": list(survey.unfinished)})
+        rests = {"replaced": list(survey.replaced)} if survey.replaced else {}
+        print_json({"parts": rows, "damaged": damaged, "unfinished": list(survey.unfinished)} | rests)
     else:
         if rows:
             print_table(rows, below=("first", "last", "bytes", "written"))
@@ -65,6 +76,8 @@ def list_parts(
             remark(f"{part} is damaged: {why}")
         for part in survey.unfinished:
             remark(f"{part} has no manifest and is not read")
+        for part in survey.replaced:
+            remark(f"{part} was written anew by an erase, which was cut: `dlqbatch messages erase` again removes it")
         copies = f"{sum(each.count for each in survey.parts)} copies in {len(rows)} part(s)"
         remark(copies if rows else "nothing found")
     where = archive.settings.cold_storage
@@ -73,7 +86,7 @@ def list_parts(
             f"there is no folder {where}: mount its disk, or correct cold_storage; the first copy that retain makes "
             "makes the folder too, if the one that it is in is there"
         )
-    is_whole = not wrong and not survey.unfinished
+    is_whole = not wrong and not survey.unfinished and not survey.replaced
     raise typer.Exit(PARTIAL if not is_whole else 0 if rows else NOTHING)
 
 
@@ -83,15 +96,16 @@ def show(
     *,
     settings: Settings,
     full: Full = False,
+    by: Revealing = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the newest cold copy of a message, as it was when it was copied.
 
-    With --json it is complete, the body as base64.
+    Secrets are masked. With --json it is complete, the body as base64.
 
     dlqbatch archive show 4711
     """
-    copy, part = cold_archive(settings).show(which)
+    copy, part = cold_archive(settings).show(which, by)
     if as_json:
         print_json(copy.as_dict() | {"part": part})
         return
@@ -103,7 +117,7 @@ def restore(
     which: Annotated[list[str], typer.Argument(metavar="ID", help=_WHICH)],
     reason: JournalReason,
     *,
-    settings: Settings,
+    settings: ScopedSettings,
     actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,

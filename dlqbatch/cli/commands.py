@@ -18,15 +18,17 @@ from dlqbatch.errors import DlqbatchError
 _JOBS: Final = ("drain", "ingest", "check", "lifecycle", "retain", "monitor")
 PANELS: Final = {
     "Jobs, which a scheduler starts": (*_JOBS, "schedule"),
-    "At night: what has failed, and what to do": ("status", "messages", "replay", "archive"),
+    "At night: what has failed, and what to do": (
+        *("status", "console", "groups", "messages", "peek", "replay", "actions", "undo", "archive"),
+    ),
     "Set-up": ("doctor", "topology", "db", "events", "rules"),
     "Other": ("demo",),
 }
 """The commands in the order of the help page."""
 COMMANDS: Final = tuple(name for names in PANELS.values() for name in names)
-_GROUPS: Final = frozenset({"messages", "replay", "archive", "topology", "db", "events", "rules"})
+_GROUPS: Final = frozenset({"groups", "messages", "replay", "actions", "archive", "topology", "db", "events", "rules"})
 """The groups of commands, each the `app` of its module. Any other command is the function of its name."""
-_MODULES: Final = {"db": "database", **dict.fromkeys(_JOBS, "jobs")}
+_MODULES: Final = {"db": "database", "undo": "actions", **dict.fromkeys(_JOBS, "jobs")}
 """The modules that have another name than their command."""
 
 

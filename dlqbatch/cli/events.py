@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from dlqbatch.cli.options import AsJson, Commands, DryRun, Settings
-from dlqbatch.cli.printing import print_table
+from dlqbatch.cli.options import Actor, AsJson, Commands, DryRun, JournalReason, ScopedSettings, Settings
+from dlqbatch.cli.printing import print_json, print_table, remark
 from dlqbatch.logs import plain
 
 app = Commands(
@@ -26,11 +26,12 @@ _NOT_FOUND: Final = 1
 
 @app.command("list")
 def list_events(settings: Settings, *, as_json: AsJson = False) -> None:
-    """Every event of the table dlq_event_config and of application.properties.
+    """Every event of the table dlq_event_config and of application.properties, and the delays that some have.
 
     dlqbatch events list
     """
     from dlqbatch.drain.event_config import event_config
+    from dlqbatch.topology.model import in_name
 
     rows: list[dict[str, object]] = [
         {"event": row.name, "max_retries": row.max_retries, "from": "table", "id": row.id}
@@ -43,6 +44,8 @@ def list_events(settings: Settings, *, as_json: AsJson = False) -> None:
     print_table(rows, as_json=as_json, columns=("event", "max_retries", "from", "id"))
     if not as_json:
         sys.stdout.write(f"An event without a number gets {settings.default_max_retries} retries.\n")
+        for name, delays in settings.event_delays.items():
+            sys.stdout.write(plain(f"'{name}' has the delays {', '.join(map(in_name, delays))}.") + "\n")
 
 
 @app.command("set")
@@ -53,6 +56,8 @@ def set_event(
     ] = None,
     *,
     settings: Settings,
+    reason: JournalReason = "set",
+    actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -61,29 +66,45 @@ def set_event(
     dlqbatch events set 'payments.#' 3
     """
     from dlqbatch.drain.event_config import event_config
+    from dlqbatch.store.action_log import By
 
     store = event_config(settings)
+    action = None
     if dry_run:
         counting = max((row.id for row in store.read() if row.name == name), default=None)
         done, row_id = "would be added" if counting is None else "would be changed", counting
     else:
-        done, row_id = "set", store.set(name, max_retries).id
-    shown = {"event": name, "max_retries": max_retries, "id": row_id, "done": done}
+        row, action = store.set(name, max_retries, By(actor, reason))
+        done, row_id = "set", row.id
+    shown = {"event": name, "max_retries": max_retries, "id": row_id, "done": done, "action": action}
     print_table([shown], as_json=as_json)
 
 
 @app.command("remove")
-def remove_event(name: Name, settings: Settings, *, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+def remove_event(
+    name: Name,
+    settings: Settings,
+    *,
+    reason: JournalReason = "removed",
+    actor: Actor,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
     """Take an event out of the table; if nothing else names it, its messages become dead letters.
 
     dlqbatch events remove 'payments.#'
     """
     from dlqbatch.drain.event_config import event_config
+    from dlqbatch.store.action_log import By
 
     store = event_config(settings)
-    number = len([row for row in store.read() if row.name == name]) if dry_run else store.remove(name)
+    if dry_run:
+        number, action = len([row for row in store.read() if row.name == name]), None
+    else:
+        number, action = store.remove(name, By(actor, reason))
     word = "would be removed" if dry_run else "removed"
-    shown = {"event": name, "rows": number, "done": word if number else "nothing: the table does not hold it"}
+    word = word if number else "nothing: the table does not hold it"
+    shown = {"event": name, "rows": number, "done": word, "action": action}
     print_table([shown], as_json=as_json)
     raise typer.Exit(0 if number else _NOT_FOUND)
 
@@ -95,22 +116,69 @@ def explain_event(
     settings: Settings,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what the policy says of a routing key, and which rule says it.
+    """Tell what the policy says of a routing key, and which rule says it; and after which delays it is retried.
 
     dlqbatch events test payments.created
     """
     from dlqbatch.drain.event_config import load_policy
+    from dlqbatch.drain.event_delays import EventDelays
+    from dlqbatch.topology.model import in_name
 
     rule = load_policy(settings).explain(routing_key)
+    named = EventDelays(settings.event_delays).find(routing_key)
+    delays = settings.tier_ttls if named is None else settings.event_delays[named]
     if as_json:
         shown = {
             "event": routing_key,
             "max_retries": rule.max_retries if rule else None,
             "rule": rule.name if rule else None,
             "from": rule.source if rule else None,
+            "delays": [delay / 1000 for delay in delays],
+            "delays_by": named,
         }
         print_table([shown], as_json=True)
     else:
         text = str(rule) if rule else "not configured, so it becomes a dead letter"
         sys.stdout.write(plain(f"'{routing_key}': {text}") + "\n")
+        by = "the tiers" if named is None else f"'{named}' in application.properties"
+        sys.stdout.write(plain(f"delays by {by}: {', '.join(map(in_name, delays))}; the last one repeats") + "\n")
     raise typer.Exit(0 if rule else _NOT_FOUND)
+
+
+@app.command("simulate")
+def simulate_events(
+    numbers: Annotated[
+        list[str], typer.Argument(metavar="NAME=N", help="An event or a topic pattern, and its number of retries.")
+    ],
+    *,
+    settings: ScopedSettings,
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="What was ingested then or later: 7d, yesterday, or a date.")
+    ] = "7d",
+    as_json: AsJson = False,
+) -> None:
+    """Show what would have become of what failed, had these events had other numbers of retries. Nothing is changed.
+
+    Only messages that died are on record, and not those that a delayed retry has saved. A retry from the dead store
+    stands for the delayed one; it came later, so that `handled` is at most so many.
+
+    dlqbatch events simulate --since 7d 'payments.#=5' orders.created=0
+    """
+    from dlqbatch.drain.died_rows import numbers_of, tried
+    from dlqbatch.drain.simulate import FATES
+    from dlqbatch.store.access import StoreClock, store_for
+    from dlqbatch.store.engine import reading
+    from dlqbatch.store.filters import parse_time
+
+    wanted, engine = numbers_of(numbers), store_for(settings)
+    begin = parse_time(since, StoreClock(engine)())
+    with reading(engine) as connection:
+        found = tried(connection, wanted, begin, settings)
+    rows = [each.as_dict() for each in found.events]
+    if as_json:
+        print_json({"since": begin.isoformat(), "is_complete": found.is_complete, "events": rows})
+    else:
+        print_table(rows, columns=("event", "max_retries", "messages", *FATES, "retries", "waits"))
+        if not found.is_complete:
+            remark("only the newest messages were looked at; --since with a later time looks at all since then")
+    raise typer.Exit(0 if rows else _NOT_FOUND)

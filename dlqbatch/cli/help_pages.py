@@ -205,13 +205,19 @@ EXIT_CODES_OF: Final[dict[str, dict[int, str]]] = {
     "drain": {0: "everything taken was moved", 3: "something was left, or the connection was lost on the way"},
     "ingest": {
         0: "everything taken is stored, or there was nothing",
-        2: "none of the queues is there, one is a stream, or no database is named",
+        1: "with --head: nothing was taken",
+        2: "none of the queues is there, with --head one is a stream, or no database is named",
         3: "a part is stored, the rest is back in its queue",
     },
     "check": {
         0: "everything was looked at, or a bound came first",
         2: "no queue is named, one is not there, is a stream or has a delivery limit, or the target cannot be",
         3: "a part was left or could not be read",
+    },
+    "peek": {
+        0: "messages are shown",
+        1: "nothing is there that is wanted, or the broker ended the look",
+        2: "the queue is not there, or the look would harm its messages; nothing was taken",
     },
     "lifecycle": {3: "something was left that needs a look"},
     "retain": {2: "no database is named", 3: "something could not be copied or deleted"},
@@ -235,9 +241,19 @@ EXIT_CODES_OF: Final[dict[str, dict[int, str]]] = {
     "replay apply": {
         0: "the plan is done",
         1: "it was stopped, or something is not well: then nothing was moved",
-        2: "there is no such plan, or it is over",
+        2: "there is no such plan, it is over, or it needs a second person",
         3: "some of it waits: apply it again",
     },
+    "replay release": {
+        1: "something is not well: then nothing was released",
+        2: "there is no such plan, it is over, stopped or released, or it needs a second person",
+    },
+    "replay run": {
+        0: "every released plan went on, or waits for what it has sent; or there is none",
+        1: "one was stopped",
+        3: "one cannot go on, and the report says why",
+    },
+    "replay approve": {2: "there is no such plan, it is begun or over, or you made it"},
     "replay status": {1: "there are no plans", 2: "there is no such plan"},
     "replay abort": {
         2: "there is no such plan, or it is over",

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
 
 from dlqbatch import jobs, logs
+from dlqbatch.aws import secrets
 from dlqbatch.aws.events import Ignored, understand
 from dlqbatch.aws.metrics import print_metrics
-from dlqbatch.aws.secrets import fetch
 from dlqbatch.errors import DlqbatchError, SettingsError
 from dlqbatch.jobs import Report, count
-from dlqbatch.settings import Settings, load, secrets_of
+from dlqbatch.settings import Settings, load, mask_secrets
+
+_DIALECT: Final = "sqlalchemy.dialects.postgresql.psycopg"
+# What a run of a job loads only when it first uses it.
+_LOADED_LATE: Final = {
+    "ingest": (_DIALECT,),
+    "lifecycle": (_DIALECT,),
+    "monitor": (_DIALECT, "dlqbatch.monitor.queue_depths", "dlqbatch.broker.session", "dlqbatch.topology.declare"),
+    "replay": (_DIALECT,),
+    "retain": (_DIALECT,),
+}
+
+
+def load_ahead(environ: Mapping[str, str]) -> None:
+    """Load the job of this function, and what its first run would load besides; nothing is connected to."""
+    job = environ.get("DLQBATCH_JOB") or "drain"
+    for module in (f"dlqbatch.{job}.job", "dlqbatch.store.timeouts", *_LOADED_LATE.get(job, ())):
+        import_module(module)
+    if secret := environ.get("DLQBATCH_SECRET"):
+        secrets.prepare(secret)
 
 
 def invoke(event: object, context: Any) -> dict[str, object]:
     # The settings set the logs up again. Until then, the platform's own handler would print passwords.
     logs.configure()
+    request_id = getattr(context, "aws_request_id", None)
+    logs.begin_request(request_id if isinstance(request_id, str) else None)
     try:
         return _run(event, context)
     except DlqbatchError as error:
@@ -41,16 +64,20 @@ def _run(event: object, context: Any) -> dict[str, object]:
         return Report(settings.job, "ok", "empty", count({}, 0)[0], warnings=(request.why,)).as_dict()
     options = dict(request.options)
     dry_run = options.pop("dry_run", False)
-    unknown = sorted(set(map(str, options)) - set(jobs.RUN_OPTIONS))
-    if unknown or not isinstance(dry_run, bool):
-        wrong = f"the event has unknown options: {', '.join(unknown)}" if unknown else "dry_run is not true or false"
-        raise SettingsError(f"{wrong}; a run understands: job, dry_run, {', '.join(jobs.RUN_OPTIONS)}")
-
+    if not isinstance(dry_run, bool):
+        raise SettingsError("dry_run is not true or false")
     named = request.job or (load({}, overrides_from="event").job if options else "")
+    known = jobs.options_of(named)
+    unknown = sorted(set(map(str, options)) - set(known))
+    if unknown and (named in jobs.JOBS or not request.job):
+        raise SettingsError(
+            f"the event has unknown options: {', '.join(unknown)}; a run of {named} understands: "
+            f"{', '.join(('job', 'dry_run', *known))}"
+        )
 
     def read() -> Settings:
-        loaded = load(jobs.settings_of(named, options), overrides_from="event", secrets=fetch)
-        logs.hide(secrets_of(loaded))
+        loaded = load(jobs.settings_of(named, options), overrides_from="event", secrets=secrets.fetch)
+        mask_secrets(loaded)
         return loaded
 
     settings = read()

@@ -1,4 +1,4 @@
-"""`dlqbatch drain`, `ingest`, `check`, `lifecycle`, `retain` and `monitor`: one run of a job."""
+"""`dlqbatch drain`, `ingest`, `check`, `lifecycle`, `replay run`, `retain` and `monitor`: one run of a job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 
-from dlqbatch.cli.options import AsJson, ConfigFile, DryRun, MadeBy, Prometheus, SettingPairs, overrides
+from dlqbatch.cli.options import (
+    AsJson,
+    ConfigFile,
+    DryRun,
+    MadeBy,
+    Prometheus,
+    SettingPairs,
+    load_settings,
+    overrides,
+    this_user,
+)
 from dlqbatch.settings.sources import Spelled
 
 
@@ -42,11 +52,11 @@ Run: TypeAlias = Annotated[Callable[[str, Mapping[str, object]], NoReturn], Made
 """Runs a job, with the settings of its own options, and ends the command with the exit code of the run."""
 
 
-def _one_setting(queues: list[str] | None) -> str | None:
-    """Names of queues from the command line as the value of a setting."""
+def _as_given(queues: list[str] | None) -> list[str] | None:
+    """Names of queues from the command line, which may hold commas and blanks; None for those of the setting."""
     if queues is not None and not all(queue.strip() for queue in queues):
         raise typer.BadParameter("a queue's name is empty; leave it out to take the queues that the setting names")
-    return ",".join(queues) if queues else None
+    return queues or None
 
 
 def drain(
@@ -75,15 +85,60 @@ def ingest(
         typer.Argument(help="Dead-letter queues, or wildcards such as 'dlq.*'; else as the setting says."),
     ] = None,
     *,
+    head: Annotated[
+        bool,
+        typer.Option(
+            "--head",
+            help="Take only the first message of QUEUE, where your consumers are, and hold it: the poison that "
+            "kills them. No consumer may be there.",
+        ),
+    ] = False,
+    takes_any: Annotated[
+        bool, typer.Option("--any", help="With --head: take it also if no replay or retry of dlqbatch has sent it.")
+    ] = False,
+    note: Annotated[
+        str | None, typer.Option("--note", help="With --head: a note, for everybody who looks at the message's group.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="With --head: why; it goes into the journal.")] = None,
+    actor: Annotated[
+        str | None,
+        typer.Option("--actor", metavar="NAME", help="With --head: who it was; else the user who runs this."),
+    ] = None,
     bounds: Bounds,
-    run: Run,
+    settings: SettingPairs = None,
+    config: ConfigFile = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take dead letters out of their queues into the dead store: committed first, then acknowledged.
 
     dlqbatch ingest
     dlqbatch ingest 'dlq.*' --dry-run
+    dlqbatch ingest orders --head --note "kills the worker, INC-4711"
     """
-    run("ingest", {**bounds, "ingest_queues": _one_setting(queues)})
+    if not head:
+        given = {"--any": takes_any, "--note": note, "--reason": reason, "--actor": actor}
+        if named := next((option for option, value in given.items() if value), None):
+            raise typer.BadParameter(f"{named} goes with --head", param_hint=named)
+        run = _run(settings=settings, config=config, dry_run=dry_run, as_json=as_json)
+        run("ingest", {**bounds, "ingest_queues": _as_given(queues)})
+    if queues is None or len(queues) != 1 or any(value is not None for value in bounds.values()):
+        raise typer.BadParameter(
+            "it takes one message of one queue: name the queue, and no bounds", param_hint="--head"
+        )
+    from dlqbatch.cli.head import take
+
+    code = take(
+        load_settings(settings, config),
+        queues[0],
+        actor=this_user(actor),
+        reason=reason or "it kills its consumers",
+        note=note,
+        takes_any=takes_any,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
 
 
 def check(
@@ -114,7 +169,7 @@ def check(
 
     dlqbatch check orders.dlq --max-deaths 5 --to dead.orders --dry-run
     """
-    of_check = {"check_queues": _one_setting(queues), "check_max_deaths": max_deaths, "check_target": to}
+    of_check = {"check_queues": _as_given(queues), "check_max_deaths": max_deaths, "check_target": to}
     run("check", {**bounds, **of_check, "allow_delivery_cost": allow_delivery_cost or None})
 
 
@@ -125,6 +180,21 @@ def lifecycle(*, bounds: Bounds, run: Run) -> None:
     dlqbatch lifecycle
     """
     run("lifecycle", bounds)
+
+
+def replay_released(
+    *,
+    max_seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Send and wait for at most so many seconds.")
+    ] = None,
+    run: Run,
+) -> None:
+    """Go on with the plans that people have released, each for its share of the time; the next run does the same.
+
+    dlqbatch replay run --dry-run
+    dlqbatch replay run
+    """
+    run("replay", {"max_seconds": max_seconds})
 
 
 def retain(

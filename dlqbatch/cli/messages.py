@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
-from dataclasses import asdict
-from pathlib import Path
-from tempfile import TemporaryDirectory, mkstemp
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from dlqbatch.amqp.readable import BodyForm
 from dlqbatch.cli import timeline
+from dlqbatch.cli.edit import edit
 from dlqbatch.cli.options import (
     ROW_ID,
     Actor,
@@ -22,24 +19,26 @@ from dlqbatch.cli.options import (
     AsJson,
     Commands,
     DryRun,
+    Expect,
     FilterOptions,
     Full,
     JournalReason,
     Limit,
     MadeBy,
+    Revealing,
     RowId,
-    Settings,
+    ScopedSettings,
 )
-from dlqbatch.cli.printing import NOTHING, print_changes, print_json, print_lines, print_table, remark
+from dlqbatch.cli.printing import NOTHING, PARTIAL, print_changes, print_json, print_lines, print_table, remark
 from dlqbatch.cli.replay import replay_messages
-from dlqbatch.errors import DlqbatchError
+from dlqbatch.cli.split import print_split, say_what_is_missing, say_what_is_near, split_shown
 from dlqbatch.logs import plain
 from dlqbatch.store.access import store_for
 from dlqbatch.store.text import json_ready
 
 if TYPE_CHECKING:  # it needs SQLAlchemy, which a help page does not
     from dlqbatch.messages.actions import MessageActions
-    from dlqbatch.store.filters import Filters
+    from dlqbatch.messages.queries import Record
 
 app = Commands(
     help="""Dead messages in the dead store: look at them, edit, replay, discard and restore them.
@@ -50,15 +49,11 @@ app = Commands(
     """,
 )
 
+
 _LONGEST_SAMPLE: Final = 200
-_SUFFIXES: Final = {"json": ".json", "text": ".txt", "hex": ".bin"}
 
 
-class EditorFailed(DlqbatchError):
-    """The editor failed, so that nothing was changed."""
-
-
-def _store(settings: Settings) -> MessageActions:
+def _store(settings: ScopedSettings) -> MessageActions:
     from dlqbatch.messages.actions import MessageActions
 
     return MessageActions(store_for(settings))
@@ -67,41 +62,29 @@ def _store(settings: Settings) -> MessageActions:
 Store: TypeAlias = Annotated["MessageActions", MadeBy(_store)]
 
 
-def _say_what_is_near(store: MessageActions, filters: Filters) -> None:
-    remark("nothing found")
-    for sentence in store.near(filters):
-        remark(sentence)
-
-
 @app.command("list")
 def list_messages(
-    *, store: Store, filters: FilterOptions, limit: Limit = 50, after: After = None, as_json: AsJson = False
+    *,
+    store: Store,
+    filters: FilterOptions,
+    limit: Limit = 50,
+    after: After = None,
+    by: Revealing = None,
+    as_json: AsJson = False,
 ) -> None:
     """List dead messages, the newest first.
 
     dlqbatch messages list --status manual --status failed
     dlqbatch messages list --origin "orders.#" --not event=orders.test --since 2h
     """
-    page = store.page(filters, limit, after)
+    page = store.page(filters, limit, after, by)
     if as_json:
         print_json(json_ready(page))
     elif page.messages:
-        rows = [
-            {
-                "id": each.id,
-                "status": each.status,
-                "ingested": timeline.time(each.created_at),
-                "origin": each.origin_queue or each.origin_exchange,
-                "event": each.event,
-                "error": _sample(each.error_type, each.error_message),
-                "retries": f"{each.retry_count}+{each.dlq_retry_count}",
-                "group": each.fingerprint,
-            }
-            for each in page.messages
-        ]
-        print_table(rows, below=("error", "event", "origin"))
+        print_table(_rows(page.messages), below=("error", "event", "origin"))
     else:
-        _say_what_is_near(store, filters)
+        say_what_is_near(store, filters)
+    say_what_is_missing(store, filters)
     if page.next is not None:
         remark(f"there may be more: --after {page.next}")
     raise typer.Exit(0 if page.messages else NOTHING)
@@ -109,22 +92,70 @@ def list_messages(
 
 @app.command()
 def search(
-    text: Annotated[str, typer.Argument(help="Somewhere in the failure, the reason or an id.")],
+    words: Annotated[
+        str,
+        typer.Argument(metavar="TEXT", help="Somewhere in the failure, the reason or an id, or in a body."),
+    ],
     *,
-    store: Store,
+    settings: ScopedSettings,
+    filters: FilterOptions,
+    body: Annotated[bool, typer.Option("--body", help="Look at bodies and headers, the newest first.")] = False,
+    seconds: Annotated[
+        float, typer.Option("--max-seconds", metavar="SECONDS", min=0, help="How long --body may go on.")
+    ] = 30.0,
     limit: Limit = 50,
     after: After = None,
+    by: Revealing = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the messages that a text is found in; the same as list --text.
+    """List the messages that a text is found in; it says what it has looked at.
 
-    One call looks at the newest 50,000 messages and names where to go on.
+    One call looks at the newest 50,000 messages that the filters leave, and names where to go on. With --body what is
+    masked is not found.
 
     dlqbatch messages search "timed out"
+    dlqbatch messages search P-000087 --body --since 2h
     """
+    from dlqbatch.messages.search import fields_with, search_bodies
     from dlqbatch.store.filters import Filters
 
-    list_messages(store=store, filters=Filters.parse(text=text), limit=limit, after=after, as_json=as_json)
+    if filters.texts:
+        raise typer.BadParameter("the text to look for is named already", param_hint="--text")
+    (sought,) = Filters.parse(text=words).texts
+    engine = store_for(settings)
+    for field in fields_with(engine, sought):
+        remark(f"it is the value of a field: dlqbatch messages list --field {shlex.quote(field)}")
+    if not body:
+        remark("looked at errors, reasons and ids, and not at bodies and headers: --body does")
+        meant = replace(filters, texts=(sought,))
+        list_messages(store=_store(settings), filters=meant, limit=limit, after=after, by=by, as_json=as_json)
+        return
+    if by is not None:
+        raise typer.BadParameter("what is masked is not searched; show reveals one message", param_hint="--reveal")
+    from dlqbatch.cli.run import Progress, on_signal
+
+    progress = Progress()
+    found = search_bodies(
+        engine,
+        sought,
+        filters,
+        limit=limit,
+        after=after,
+        seconds=seconds,
+        stopped=on_signal(),
+        progress=progress,
+    )
+    progress.end()
+    if as_json:
+        print_json(json_ready(found))
+    elif found.messages:
+        print_table(_rows(found.messages), below=("error", "event", "origin"))
+    else:
+        remark("nothing found")
+    remark(f"looked at the bodies and headers of {found.looked_at:,} messages, back to {timeline.time(found.back_to)}")
+    if found.next is not None:
+        remark(f"there are more, and they were not looked at: --after {found.next}")
+    raise typer.Exit(0 if found.messages else NOTHING)
 
 
 @app.command()
@@ -155,7 +186,8 @@ def groups(*, store: Store, filters: FilterOptions, limit: Limit = 50, as_json: 
         ]
         print_table(rows, below=("error",), dropped=("first",))
     else:
-        _say_what_is_near(store, filters)
+        say_what_is_near(store, filters)
+    say_what_is_missing(store, filters)
     if largest.total > len(largest.groups):
         remark(f"the {len(largest.groups):,} largest of {largest.total:,} groups; --limit shows more")
     if not largest.is_complete:
@@ -164,14 +196,15 @@ def groups(*, store: Store, filters: FilterOptions, limit: Limit = 50, as_json: 
 
 
 @app.command()
-def show(row_id: RowId, *, store: Store, full: Full = False, as_json: AsJson = False) -> None:
+def show(row_id: RowId, *, store: Store, full: Full = False, by: Revealing = None, as_json: AsJson = False) -> None:
     """Show one message: what is known, what happened to it, its headers and its body.
 
-    With --json it is complete, the body as base64.
+    Secrets are masked. With --json it is complete, the body as base64.
 
     dlqbatch messages show 4711
+    dlqbatch messages show 4711 --reveal --reason "ticket 12"
     """
-    shown = store.show(row_id)
+    shown = store.show(row_id, by)
     if as_json:
         print_json(shown.as_dict())
         return
@@ -228,25 +261,35 @@ def discard(
     reason: JournalReason,
     row_ids: Annotated[list[int] | None, ROW_ID] = None,
     *,
-    settings: Settings,
+    settings: ScopedSettings,
     filters: FilterOptions,
     everything: Annotated[bool, typer.Option("--all", help="Everything that is not over yet.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; a filter and --all need this.")] = False,
+    expect: Expect = None,
     actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put messages into the archive, by their numbers or by a filter; restore takes them out again.
+    """Put messages into the archive, by their numbers or by a filter; restore and undo take them out again.
+
+    What a filter matches is shown by group, queue and event. More than 100 are discarded only with --expect.
 
     dlqbatch messages discard 4711 4712 --reason "sent twice"
-    dlqbatch messages discard --group dba642681715e5f0 --reason fixed --dry-run
+    dlqbatch messages discard --group dba6 --reason fixed --dry-run
+    dlqbatch messages discard --group dba6 --reason fixed --yes --expect 2980
     """
     if not row_ids and not (yes or dry_run):
         raise typer.BadParameter("to discard by a filter, or --all, takes --yes too; --dry-run shows what it would be")
     store = _store(settings)
-    done = store.discard(row_ids or (), filters, actor=actor, reason=reason, everything=everything, dry_run=dry_run)
+    with split_shown(as_json=as_json):
+        done = store.discard(
+            row_ids or (), filters, actor=actor, reason=reason, everything=everything, expect=expect, dry_run=dry_run
+        )
+    if done.split is not None and not as_json:
+        print_split(done.split)
     if not done.changes:
-        _say_what_is_near(store, filters)
+        say_what_is_near(store, filters)
+    say_what_is_missing(store, filters)
     raise typer.Exit(print_changes(done, "discarded", as_json=as_json))
 
 
@@ -254,7 +297,7 @@ def discard(
 def restore(
     row_ids: Annotated[list[int] | None, ROW_ID] = None,
     *,
-    settings: Settings,
+    settings: ScopedSettings,
     filters: FilterOptions,
     reason: JournalReason = "restored",
     yes: Annotated[bool, typer.Option("--yes", help="Do it; a filter needs this.")] = False,
@@ -272,125 +315,72 @@ def restore(
     store = _store(settings)
     done = store.restore(row_ids or (), filters, actor=actor, reason=reason, dry_run=dry_run)
     if not done.changes:
-        _say_what_is_near(store, filters)
+        say_what_is_near(store, filters)
+    say_what_is_missing(store, filters)
     raise typer.Exit(print_changes(done, "restored", as_json=as_json))
 
 
 @app.command()
-def edit(
-    row_id: RowId,
+def erase(
+    reason: JournalReason,
+    row_ids: Annotated[list[int] | None, ROW_ID] = None,
     *,
-    settings: Settings,
-    body_file: Annotated[
-        str | None, typer.Option("--body-file", metavar="FILE", help="The new body; - reads it from stdin.")
-    ] = None,
-    set_headers: Annotated[
-        list[str] | None,
-        typer.Option("--set-header", metavar="NAME=VALUE", help="Give a header this text. Repeatable."),
-    ] = None,
-    remove_headers: Annotated[
-        list[str] | None, typer.Option("--remove-header", metavar="NAME", help="Take a header away. Repeatable.")
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Take a body that should be JSON and is not, and a message that is resolved."),
-    ] = False,
-    reason: JournalReason = "edited",
+    settings: ScopedSettings,
+    filters: FilterOptions,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; nothing brings the content back.")] = False,
+    expect: Expect = None,
+    no_cold: Annotated[bool, typer.Option("--no-cold", help="Leave cold copies as they are, and name them.")] = False,
     actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Edit a message: a new one with the changes takes its place, waits for a replay, and the original is archived.
+    """Erase what messages hold, for good: body, properties, headers, error texts and fields.
 
-    Without --body-file, --set-header and --remove-header, $VISUAL or $EDITOR opens with the body. Nothing is sent.
+    Their journal, times and states stay. They are archived, and can never be replayed. The files of cold storage that
+    hold them are written anew without them; --dry-run names those.
 
-    dlqbatch messages edit 4711 --set-header tenant=blue --reason "wrong tenant"
+    dlqbatch messages erase --field customer=4711 --reason "request 12" --dry-run
+    dlqbatch messages erase 4711 --reason "request 12" --yes
     """
-    from dlqbatch.messages.edit import Editing, as_meant, header_edits
+    from dlqbatch.retain.archive import cold_storage
+    from dlqbatch.retain.erase import erase as erase_with_copies
 
-    editing = Editing(store_for(settings))
-    headers = header_edits(_pairs(set_headers or ()), remove_headers or ())
-
-    body = typed = None
-    if body_file is not None:
-        body = _read(body_file)
-    elif not headers.wanted:
-        original = editing.original(row_id, force=force)
-        typed = _in_editor(original.body, original.form)
-        body = as_meant(original.body, typed)
-    try:
-        done = editing.edit(
-            row_id, actor=actor, reason=reason, body=body, headers=headers, force=force, dry_run=dry_run
-        )
-    except DlqbatchError:
-        if typed is not None and body != original.body:
-            _keep(typed)
-        raise
-    if as_json:
-        print_json(asdict(done))
-        return
-    what = plain(", ".join(done.changed))
-    if done.dry_run:
-        print_lines([f"message {row_id} ({done.before}) would be archived, and a new one take its place: {what}"])
-        return
-    print_lines(
-        [
-            f"message {done.id} has taken the place of message {row_id}, which is archived now: {what}",
-            f"it is manual; `dlqbatch messages replay {done.id}` sends it",
-        ]
-    )
+    if not (yes or dry_run):
+        raise typer.BadParameter("nothing brings back what is erased: it takes --yes; --dry-run shows what it would be")
+    store = _store(settings)
+    cold = None if no_cold else cold_storage(settings)
+    with split_shown(as_json=as_json):
+        erase_chosen = partial(erase_with_copies, store_for(settings), cold, row_ids or (), filters)
+        done = erase_chosen(actor=actor, reason=reason, expect=expect, dry_run=dry_run)
+    if not done.changes:
+        say_what_is_near(store, filters)
+    say_what_is_missing(store, filters)
+    for sentence in done.left:
+        remark(sentence)
+    code = print_changes(done, "erased", as_json=as_json)
+    raise typer.Exit(PARTIAL if done.left and not code else code)
 
 
+app.command()(edit)
 app.command("replay")(replay_messages)
+
+
+def _rows(records: Iterable[Record]) -> list[dict[str, object]]:
+    return [
+        {
+            "id": each.id,
+            "status": each.status,
+            "ingested": timeline.time(each.created_at),
+            "origin": each.origin_queue or each.origin_exchange,
+            "event": each.event,
+            "error": _sample(each.error_type, each.error_message),
+            "retries": f"{each.retry_count}+{each.dlq_retry_count}",
+            "group": each.fingerprint,
+        }
+        for each in records
+    ]
 
 
 def _sample(error_type: str | None, message: str | None) -> str:
     said = ": ".join(part for part in (error_type, message) if part)
     return plain(said.partition("\n")[0], _LONGEST_SAMPLE)
-
-
-def _pairs(options: list[str] | tuple[()]) -> list[tuple[str, str]]:
-    pairs = []
-    for each in options:
-        name, equals, value = each.partition("=")
-        if not equals:
-            raise typer.BadParameter("it takes NAME=VALUE, such as --set-header tenant=blue", param_hint="--set-header")
-        pairs.append((name, value))
-    return pairs
-
-
-def _read(file: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="--body-file") from error
-
-
-def _keep(typed: bytes) -> None:
-    """Keep a body that was typed and then refused, or whose message has changed meanwhile."""
-    number, path = mkstemp(prefix="dlqbatch-edit-")
-    with os.fdopen(number, "wb") as file:
-        file.write(typed)
-    remark(f"what was typed is kept in {path}: take it again with --body-file {path}")
-
-
-def _in_editor(body: bytes, form: BodyForm) -> bytes:
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
-    if not editor:
-        raise typer.BadParameter(
-            "neither VISUAL nor EDITOR names an editor; set one, or give --body-file, --set-header or --remove-header"
-        )
-    # A folder that only this user can read, because many editors leave copies beside the file.
-    with TemporaryDirectory(prefix="dlqbatch-edit-") as folder:
-        file = Path(folder) / f"body{_SUFFIXES[form]}"
-        file.touch(mode=0o600)
-        file.write_bytes(body)
-        try:
-            # In a pipe, what the editor draws must not get between the data.
-            screen = None if sys.stdout.isatty() else sys.stderr
-            code = subprocess.run([*shlex.split(editor), str(file)], stdout=screen, check=False).returncode  # noqa: S603
-            if code:
-                raise EditorFailed(f"the editor ({plain(editor)}) ended with {code}. Nothing was changed.")
-            return file.read_bytes()
-        except (OSError, ValueError) as error:
-            raise EditorFailed(f"the editor ({plain(editor)}) failed: {error}. Nothing was changed.") from error

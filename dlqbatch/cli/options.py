@@ -7,6 +7,8 @@ annotation names the function that makes the object, and the parameters of this 
 from __future__ import annotations
 
 import getpass
+import sys
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -23,6 +25,7 @@ from dlqbatch.settings.sources import Spelled
 from dlqbatch.store.states import Status
 
 if TYPE_CHECKING:  # it needs SQLAlchemy, which a help page does not
+    from dlqbatch.messages.shown import Reveal
     from dlqbatch.store.filters import Filters
 
 
@@ -105,6 +108,10 @@ After: TypeAlias = Annotated[
 ROW_ID: Final = typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The number of a message, as list shows it.")
 RowId: TypeAlias = Annotated[int, ROW_ID]
 RowIds: TypeAlias = Annotated[list[int], ROW_ID]
+Expect: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--expect", min=0, metavar="N", help="Do it only if a filter matches so many messages."),
+]
 Full: TypeAlias = Annotated[bool, typer.Option("--full", help="The whole body, stack and headers, however long.")]
 JournalReason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; it goes into the journal.")]
 
@@ -139,7 +146,23 @@ def _settings(settings: SettingPairs = None, config: ConfigFile = None) -> confi
     return load_settings(settings, config)
 
 
-def _actor(
+ScopeName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--scope",
+        metavar="NAME",
+        help="The deployment whose messages these are, where several share the database; all to look at every one.",
+    ),
+]
+
+
+def _scoped_settings(
+    settings: SettingPairs = None, config: ConfigFile = None, scope: ScopeName = None
+) -> configuration.Settings:
+    return load_settings(settings, config, {"scope": scope})
+
+
+def this_user(
     actor: Annotated[
         str | None,
         typer.Option("--actor", metavar="NAME", help="Who the journal says it was; else the user who runs this."),
@@ -153,6 +176,52 @@ def _actor(
         raise typer.BadParameter("this user has no name here; give one", param_hint="--actor") from None
 
 
+def _revealing(
+    reveal: Annotated[
+        bool, typer.Option("--reveal", help="Show secrets too. It takes the right to, and a --reason.")
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why they are shown; it goes into the journal.")
+    ] = None,
+    actor: Annotated[
+        str | None, typer.Option("--actor", metavar="NAME", help="Who the journal says has seen them.")
+    ] = None,
+) -> Reveal | None:
+    if not reveal:
+        return None
+    if not reason:
+        raise typer.BadParameter("say why with --reason: it goes into the journal", param_hint="--reveal")
+    from dlqbatch.messages.shown import Reveal
+
+    return Reveal(this_user(actor), reason)
+
+
+_LARGEST_LIST: Final = 32 * 1024 * 1024
+
+
+def _field_list(word: str) -> tuple[str, list[str]]:
+    """The name of a field and the values of a file, one in each line; `-` is stdin."""
+    name, equals, file = word.partition("=")
+    if not equals or Path(word).exists():
+        name, file = "", word
+    try:
+        with sys.stdin.buffer if file == "-" else Path(file).open("rb") as stream:
+            data = stream.read(_LARGEST_LIST + 1)
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="--field-file") from error
+    if len(data) > _LARGEST_LIST:
+        raise typer.BadParameter(f"{file} is larger than 32 MiB", param_hint="--field-file")
+    if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise typer.BadParameter(f"{file} is UTF-16; save it as UTF-8", param_hint="--field-file")
+    lines = [line.strip() for line in data.decode("utf-8-sig", "surrogateescape").splitlines()]
+    values = [line for line in lines if line]
+    if not name and values:
+        name = values.pop(0)
+    if not name or not values:
+        raise typer.BadParameter(f"{file} holds no values, one in each line", param_hint="--field-file")
+    return name, values
+
+
 def _filters(since: Sequence[str], until: Sequence[str]) -> MadeBy:
     """The options that filter dead messages; `since` and `until` are the names of the options for the time."""
     kinds: dict[str, Any] = {
@@ -161,15 +230,29 @@ def _filters(since: Sequence[str], until: Sequence[str]) -> MadeBy:
         ]
     }
     for name, option in {
+        "ids": typer.Option("--id", metavar="ID", help="With this number, as list shows it. Repeatable."),
         "error_type": typer.Option(
             "--error-type", metavar="TYPE", help="Failed with this type, with or without its package. Repeatable."
         ),
         "group": typer.Option("--group", metavar="GROUP", help="Of this group, or how it begins. Repeatable."),
         "event": typer.Option("--event", metavar="EVENT", help="Of this event, or pattern (orders.#). Repeatable."),
-        "origin": typer.Option("--origin", metavar="QUEUE", help="Failed in this queue, or pattern. Repeatable."),
+        "origin": typer.Option(
+            "--origin", metavar="QUEUE", help="Failed in this queue, pattern, or behind this exchange. Repeatable."
+        ),
         "source": typer.Option("--source", metavar="APP", help="Published by this program (app_id). Repeatable."),
         "tag": typer.Option("--tag", metavar="TAG", help="With this tag. Repeatable."),
+        "field": typer.Option(
+            "--field", metavar="NAME=VALUE", help="With this value of a field (docs/messages.md). Repeatable."
+        ),
+        "field_files": typer.Option(
+            "--field-file",
+            metavar="[NAME=]FILE",
+            help="With one of the values in FILE, one in each line; without NAME its first line is the name.",
+        ),
         "text": typer.Option("--text", help="This text anywhere in the failure, the reason or an id. Repeatable."),
+        "action": typer.Option(
+            "--action", metavar="A-n", help="Changed by this action; of an edit, what it made. Repeatable."
+        ),
         "unwanted": typer.Option(
             "--not", metavar="FILTER=VALUE", help="Not these, such as event=orders.# or group=dba6. Repeatable."
         ),
@@ -191,7 +274,8 @@ def _filters(since: Sequence[str], until: Sequence[str]) -> MadeBy:
     def make(**options: Any) -> Filters:
         from dlqbatch.store.filters import Filters
 
-        return Filters.parse(**options)
+        lists = [_field_list(word) for word in options.pop("field_files") or ()]
+        return Filters.parse(**options, field_lists=lists)
 
     options = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in kinds.items()]
     make.__signature__ = Signature(options)  # type: ignore[attr-defined]  # what `signature` reads first
@@ -199,6 +283,9 @@ def _filters(since: Sequence[str], until: Sequence[str]) -> MadeBy:
 
 
 Settings: TypeAlias = Annotated[configuration.Settings, MadeBy(_settings)]
-Actor: TypeAlias = Annotated[str, MadeBy(_actor)]
+Actor: TypeAlias = Annotated[str, MadeBy(this_user)]
+Revealing: TypeAlias = Annotated["Reveal | None", MadeBy(_revealing)]
+ScopedSettings: TypeAlias = Annotated[configuration.Settings, MadeBy(_scoped_settings)]
+"""For commands that find messages without a connection to the broker, which knows the scope."""
 FilterOptions: TypeAlias = Annotated["Filters", _filters(("--since", "--start-date"), ("--until", "--end-date"))]
-ReplayFilters: TypeAlias = Annotated["Filters", _filters(("--start-date", "--since"), ("--end-date", "--until"))]
+ReplayFilters: TypeAlias = Annotated["Filters", _filters(("--since", "--start-date"), ("--until", "--end-date"))]

@@ -19,7 +19,7 @@ from dlqbatch.logs import masked, plain
 
 if TYPE_CHECKING:  # they need broker and database, which a help page does not
     from dlqbatch.jobs import Depth, Report
-    from dlqbatch.messages.actions import Changes
+    from dlqbatch.messages.changes import Changes
 
 PARTIAL: Final = 3
 USAGE: Final = 2
@@ -63,7 +63,8 @@ def print_changes(done: Changes, word: str, *, as_json: bool) -> int:
             print_table(rows)
         if len(well) > _MOST_CHANGES_SHOWN:
             remark(f"and {len(well) - _MOST_CHANGES_SHOWN} more")
-        remark(f"{done.done} {word}, {done.not_done} not")
+        undo = f"; `dlqbatch undo {done.action}` takes it back" if done.action is not None else ""
+        remark(f"{done.done} {word}, {done.not_done} not{undo}")
     return NOTHING if not done.done else PARTIAL if done.not_done else 0
 
 

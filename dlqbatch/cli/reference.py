@@ -38,6 +38,8 @@ dlqbatch drain --dry-run
 - Logs are text on a terminal and JSON lines elsewhere (`dlqbatch.log-format`). On a terminal the report of a run is not
   logged a second time. The error that ends a command has the same form as the logs: in JSON it is one line,
   `"event": "failed"`, with `job`, `error`, `exit_code` and `message`.
+- Each JSON line has `ts`, `level`, `event`, `logger`, `fields`, `version` and `pid`; in a run also `run_id`, which its
+  row of `dlq_runs` (`report`) has too, and on Lambda `aws_request_id`.
 - In a pipe each row of a table is one line. On a terminal that is too narrow a row takes several lines, so that no id,
   hash or error is cut or folded; `messages groups` leaves out `first` then.
 - `-s OPTION=VALUE` sets any option of [settings.md](settings.md) for this one command.

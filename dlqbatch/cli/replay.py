@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TypeAlias
 
 import typer
 
 from dlqbatch import settings as configuration
-from dlqbatch.cli.options import ROW_ID, Actor, AsJson, Commands, DryRun, Limit, ReplayFilters, RowIds, Settings
-from dlqbatch.cli.printing import NOTHING, PARTIAL, print_json, print_lines, print_report, print_table, remark
+from dlqbatch.cli.jobs import replay_released
+from dlqbatch.cli.options import (
+    ROW_ID,
+    Actor,
+    AsJson,
+    Commands,
+    DryRun,
+    Limit,
+    ReplayFilters,
+    RowIds,
+    Settings,
+)
+from dlqbatch.cli.plan_page import LEFT_OUT, show_plan, show_status
+from dlqbatch.cli.printing import NOTHING, PARTIAL, print_json, print_report, print_table, remark
+from dlqbatch.cli.replay_control import Hash, abort, approve, change_rate, pause, resume
 from dlqbatch.cli.timeline import time
-from dlqbatch.logs import plain
 
 if TYPE_CHECKING:  # they need broker and database, which a help page does not
     from dlqbatch.replay.batches import ApplyOptions
     from dlqbatch.replay.job import Planned, Replayed
 
 app = Commands(
-    help="""Send dead messages back to where they failed: plan -> apply -> status or abort.
+    help="""Send dead messages back to where they failed: plan -> apply or release -> status or abort.
 
-    `plan` freezes which messages would go and says what speaks against it. `apply` sends them, a canary first: apply
-    it again until the plan is done. `status` shows what became of them. `abort` gives up what is not sent yet.
+    `plan` freezes which messages would go and says what speaks against it. `apply` sends them, a canary first, and
+    proves what became of them; after `release` the job `replay` does so, and no terminal has to stay open. `pause`,
+    `resume` and `rate` act on it from anywhere. `abort` gives up what is not sent.
 
     dlqbatch replay plan --group dba642681715e5f0
     dlqbatch replay apply 1684bb502551e20c
@@ -30,19 +42,37 @@ app = Commands(
     """,
 )
 
-_LONGEST_SAMPLE: Final = 200
-_MOST_RANGES: Final = 10
-_LEFT_OUT: Final = {"processing": "processing: being sent, or sent and being observed"}
 _EXIT: Final = {"ok": 0, "partial": PARTIAL}
 
-Hash: TypeAlias = Annotated[
-    str, typer.Argument(metavar="HASH", help="The plan's hash, or its first 8 characters or more.")
-]
 ToQueue: TypeAlias = Annotated[
     str | None, typer.Option("--to-queue", metavar="QUEUE", help="Send them to this queue, not to where they failed.")
 ]
 Rate: TypeAlias = Annotated[
     str | None, typer.Option("--rate", metavar="RATE", help="At most so many, such as 50/s, 600/min or 10/h.")
+]
+Canary: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--canary/--no-canary",
+        help="First 4, then at most 5 times as many as are proven to be handled, and so on.",
+    ),
+]
+MaxFailureRate: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--max-failure-rate",
+        metavar="SHARE",
+        min=0,
+        max=1,
+        help="Stop when a larger share of what was sent came back.",
+    ),
+]
+Guard: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--guard/--no-guard",
+        help="Watch the queues that are sent to, and stop when consumers go away or take nothing.",
+    ),
 ]
 PlanReason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; it is kept with the plan.")]
 
@@ -56,6 +86,24 @@ def plan(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="The oldest so many.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything that is pending, manual or failed.")] = False,
     to_queue: ToQueue = None,
+    in_order: Annotated[
+        str | None,
+        typer.Option(
+            "--in-order",
+            metavar="FIELD",
+            help="Of messages with one value of this field (a name of dlqbatch.fields, header:NAME, or a place in the "
+            "body such as account.id) the next goes only when the one before is acknowledged.",
+        ),
+    ] = None,
+    mended: Annotated[
+        str | None,
+        typer.Option(
+            "--mended",
+            metavar="TICKET",
+            help="What was mended since they failed. It is kept with the plan, and answers the risks that they fail "
+            "again the same way; the canary shows whether it is so.",
+        ),
+    ] = None,
     reason: PlanReason = "replay",
     actor: Actor,
     dry_run: DryRun = False,
@@ -67,17 +115,25 @@ def plan(
 
     dlqbatch replay plan --group dba642681715e5f0
     dlqbatch replay plan --text "timed out" --since 2030-06-01 --limit 1000
+    dlqbatch replay plan --group dba642681715e5f0 --mended INC-4711
     """
     from dlqbatch.messages.actions import MessageActions
     from dlqbatch.replay.freeze import Selection
     from dlqbatch.replay.job import plan_replay
     from dlqbatch.store.access import store_for
 
-    selection = Selection(filters, tuple(row_ids or ()), everything, limit, to_queue)
+    selection = Selection(filters, tuple(row_ids or ()), everything, limit, to_queue, in_order, mended)
     planned = plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
-    if not planned.frozen.size:
-        for sentence in MessageActions(store_for(settings)).near(filters):
+    if not planned.frozen.size or filters.ids or filters.fields or filters.origins:
+        store = MessageActions(store_for(settings))
+        for sentence in store.near(filters) + store.values_not_found(filters):
             remark(sentence)
+    most_alone = settings.replay_approval
+    if planned.frozen.size and not dry_run and most_alone is not None and planned.frozen.size > most_alone:
+        remark(
+            f"above {most_alone:,} messages (dlqbatch.replay-approval) somebody other than {actor} has to approve it: "
+            f"dlqbatch replay approve {planned.frozen.hash}"
+        )
     _end_with_plan(planned, as_json=as_json)
 
 
@@ -93,29 +149,27 @@ def apply(
         float, typer.Option("--pause", metavar="SECONDS", min=0, max=86_400, help="Seconds between two batches.")
     ] = 0.0,
     rate: Rate = None,
-    canary: Annotated[
-        bool,
-        typer.Option(
-            "--canary/--no-canary",
-            help="First 1, then 10, then 100 in all, each only when it is known what became of those before.",
-        ),
-    ] = True,
-    max_failure_rate: Annotated[
-        float,
-        typer.Option(
-            "--max-failure-rate",
-            metavar="SHARE",
-            min=0,
-            max=1,
-            help="Stop when a larger share of what was sent came back.",
-        ),
-    ] = 0.1,
+    canary: Canary = True,
+    max_failure_rate: MaxFailureRate = 0.1,
     wait: Annotated[
         float,
         typer.Option(
-            "--wait", metavar="SECONDS", min=0, max=604_800, help="Wait so long for outcomes before this run ends."
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            max=604_800,
+            help="Wait at most so long for the outcomes of a step, for what a killed run holds, or while the plan is "
+            "paused, before this run ends.",
         ),
-    ] = 0.0,
+    ] = 3600.0,
+    settle: Annotated[
+        bool,
+        typer.Option(
+            "--settle/--no-settle",
+            help="Run the drain and the ingest that prove the outcomes; without it jobs have to do it.",
+        ),
+    ] = True,
+    guard: Guard = True,
     resume_stopped: Annotated[
         bool, typer.Option("--resume-stopped", help="Go on with a plan that was stopped, with a new canary.")
     ] = False,
@@ -123,7 +177,7 @@ def apply(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send what a plan holds; apply it again for what is left. It stops when too much comes back.
+    """Send what a plan holds, step by step, and prove what became of it. It stops when too much comes back.
 
     dlqbatch replay apply 1684bb502551e20c --dry-run
     dlqbatch replay apply 1684bb502551e20c --rate 50/s
@@ -138,11 +192,49 @@ def apply(
         canary=canary,
         max_failure_rate=max_failure_rate,
         wait=wait,
+        settle=settle,
+        guard=guard,
         resume_stopped=resume_stopped,
     )
     if dry_run:
         _end_with_report(preview_replay(settings, name, options, actor=actor), as_json=as_json)
     _apply(name, settings, options, actor, as_json=as_json)
+
+
+@app.command()
+def release(
+    name: Hash,
+    *,
+    settings: Settings,
+    rate: Rate = None,
+    canary: Canary = True,
+    max_failure_rate: MaxFailureRate = 0.1,
+    guard: Guard = True,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it goes into the journal.")] = "as planned",
+    actor: Actor,
+    as_json: AsJson = False,
+) -> None:
+    """Hand a plan to the job `replay`, which sends it run after run as `apply` does; nothing is sent by this command.
+
+    The job has to run: `dlqbatch schedule`, a timer or a cloud function starts it (docs/deploy.md).
+
+    dlqbatch replay release 1684bb502551e20c
+    dlqbatch replay release 1684bb502551e20c --rate 50/s
+    """
+    from dlqbatch.replay.batches import ApplyOptions
+    from dlqbatch.replay.job import has_run_lately, release_replay
+
+    options = ApplyOptions(rate=rate, canary=canary, max_failure_rate=max_failure_rate, guard=guard)
+    show_status(release_replay(settings, name, options, actor=actor, reason=reason).as_dict(), as_json=as_json)
+    if not has_run_lately(settings):
+        remark(
+            "no run of the job `replay` has begun in the last ten minutes, so nothing is sent yet. `dlqbatch schedule` "
+            "starts it, or a timer (docs/deploy.md); `dlqbatch replay run` is one run"
+        )
+
+
+app.command("run")(replay_released)
+app.command()(approve)
 
 
 @app.command()
@@ -161,7 +253,7 @@ def status(
     from dlqbatch.replay.job import replay_plans, replay_status
 
     if name is not None:
-        _show_status(replay_status(settings, name).as_dict(), as_json=as_json)
+        show_status(replay_status(settings, name).as_dict(), as_json=as_json)
         return
     plans = replay_plans(settings, limit)
     if as_json:
@@ -173,6 +265,8 @@ def status(
                 "state": each.state,
                 "created_at": time(each.created_at),
                 "actor": each.actor,
+                "mended": each.mended or "",
+                "released": (each.released or {}).get("by", ""),
                 "size": each.size,
                 "sent": each.sent,
                 "waiting": each.waiting,
@@ -183,28 +277,16 @@ def status(
             }
             for each in plans
         ]
-        print_table(rows, below=("created_at", "actor", "skipped"))
+        print_table(rows, below=("created_at", "actor", "mended", "released", "skipped"))
     else:
         remark("there are no plans; `dlqbatch replay plan` makes one")
     raise typer.Exit(0 if plans else NOTHING)
 
 
-@app.command()
-def abort(name: Hash, *, settings: Settings, actor: Actor, as_json: AsJson = False) -> None:
-    """Give a plan up: what it has not sent is as it was before, and nothing of it is sent any more.
-
-    It waits for the runs that apply the plan, at most ten seconds.
-
-    dlqbatch replay abort 1684bb502551e20c
-    """
-    from dlqbatch.cli.run import Progress, on_signal
-    from dlqbatch.replay.abort import abort_replay
-
-    progress = Progress()
-    aborted = abort_replay(settings, name, actor=actor, stopped=on_signal(), waiting=progress.waiting).as_dict()
-    progress.end()
-    _show_status(aborted, as_json=as_json)
-    raise typer.Exit(PARTIAL if aborted["held"] else 0)
+app.command()(abort)
+app.command()(pause)
+app.command()(resume)
+app.command("rate")(change_rate)
 
 
 def replay_messages(
@@ -232,7 +314,7 @@ def replay_messages(
     if dry_run or not planned.frozen.size:
         _end_with_plan(planned, as_json=as_json)
     for why, number in planned.frozen.left_out.items():
-        remark(f"{number} left out: {_LEFT_OUT.get(why, why)}")
+        remark(f"{number} left out: {LEFT_OUT.get(why, why)}")
     for risk in planned.risks:
         remark(f"note: {risk.says}")
     _apply(planned.frozen.hash, settings, options, actor, as_json=as_json)
@@ -246,7 +328,7 @@ def _apply(name: str, settings: configuration.Settings, options: ApplyOptions, a
     progress = Progress()
     run_options = RunOptions(stopped=on_signal(), progress=progress)
     try:
-        done = apply_replay(settings, run_options, name, options, actor=actor)
+        done = apply_replay(settings, run_options, name, options, actor=actor, live=progress.line)
     finally:
         progress.end()
     _end_with_report(done, as_json=as_json)
@@ -257,7 +339,7 @@ def _end_with_plan(planned: Planned, *, as_json: bool) -> NoReturn:
     if as_json:
         print_json(plan)
     else:
-        _show_plan(plan)
+        show_plan(plan)
     raise typer.Exit(0 if planned.frozen.size else NOTHING)
 
 
@@ -266,75 +348,5 @@ def _end_with_report(done: Replayed, *, as_json: bool) -> NoReturn:
         print_json(done.as_dict())
     else:
         print_report(done.report)
-        _show_status(done.status.as_dict(), as_json=False)
+        show_status(done.status.as_dict(), as_json=False)
     raise typer.Exit(_EXIT.get(done.report.outcome, 1))
-
-
-def _show_plan(plan: dict[str, Any]) -> None:
-    where = f", all to '{plan['to_queue']}'" if plan["to_queue"] else ""
-    lines = [f"{plan['size']:,} message(s), the oldest first{where}"]
-    for title in ("by_status", "by_origin", "by_event", "by_error"):
-        lines += [f"{title.replace('_', ' ')}:"] if plan[title] else []
-        lines += [f"  {plain(str(name)):<50}{number:>9,}" for name, number in plan[title].items()]
-    for why, number in plan["left_out"].items():
-        lines.append(f"left out: {number:,} {_LEFT_OUT.get(why, why)}")
-    if plan["size"]:
-        lines.append("risks:" if plan["risks"] else "risks: none found")
-    lines += [f"  {risk['name']:<18}{risk['messages']:>9,}  {plain(risk['says'])}" for risk in plan["risks"]]
-    print_lines(lines)
-    if plan["sample"]:
-        print_lines(["the first of them:"])
-        rows = [
-            {
-                "id": each["id"],
-                "status": each["status"],
-                "origin": each["origin_queue"] or each["origin_exchange"],
-                "event": each["event"],
-                "error": plain(str(each["error_type"] or "").partition("\n")[0], _LONGEST_SAMPLE),
-                "failed": each["dlq_retry_count"],
-            }
-            for each in plan["sample"]
-        ]
-        print_table(rows, below=("error", "event"))
-    if plan["hash"]:
-        print_lines([f"plan {plan['hash']}", f"nothing has moved; to send them: dlqbatch replay apply {plan['hash']}"])
-    elif plan["size"]:
-        remark("a dry run: no plan is kept")
-    else:
-        remark("nothing found that can be replayed")
-
-
-def _show_status(plan: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(plan)
-        return
-    since = f"{plan['created_at'][:19].replace('T', ' ')} UTC"
-    lines = [f"plan {plan['hash']}: {plan['state']}, {plan['size']:,} message(s), by {plain(plan['actor'])}, {since}"]
-    lines.append(f"  {'sent':<12}{plan['sent']:>9,}")
-    lines += [f"    {name:<10}{number:>9,}" for name, number in plan["outcomes"].items() if plan["sent"]]
-    if ids := plan.get("sent_ids"):
-        lines.append(f"    messages {ranges(ids)}" + (" and more" if plan["sent"] > len(ids) else ""))
-    if plan["state"] == "aborted":
-        lines.append(f"  {'not sent':<12}{plan['waiting'] - plan['held']:>9,}  as they were before the plan")
-        lines += [f"  {'not known':<12}{plan['held']:>9,}"] if plan["held"] else []
-    else:
-        lines.append(f"  {'waiting':<12}{plan['waiting']:>9,}")
-    lines.append(f"  {'skipped':<12}{plan['skipped']:>9,}")
-    lines += [f"    {number:>7,}  {plain(why)}" for why, number in plan["skipped_why"].items()]
-    lines += [f"  sent to {plain(each['place'])}, not resolved: {plain(each['missing'])}" for each in plan["unproven"]]
-    if plan["step"] is not None:
-        lines.append(f"  canary: {plan['step']}, stops above {plan['max_failure_rate']:.0%} failed")
-    lines.append(f"next: {plain(plan['do_next'])}")
-    print_lines(lines)
-
-
-def ranges(ids: Iterable[int]) -> str:
-    """The ids as a person reads them, such as `1-20, 25`; of many ranges only the first."""
-    runs: list[list[int]] = []
-    for each in sorted(ids):
-        if runs and each == runs[-1][1] + 1:
-            runs[-1][1] = each
-        else:
-            runs.append([each, each])
-    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:_MOST_RANGES]]
-    return ", ".join(shown) + (", …" if len(runs) > _MOST_RANGES else "")

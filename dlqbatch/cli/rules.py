@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from dlqbatch.cli.options import ROW_ID, AsJson, Commands, DryRun, Settings
+from dlqbatch.cli.options import ROW_ID, Actor, AsJson, Commands, DryRun, JournalReason, Settings
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark
 from dlqbatch.logs import plain
 from dlqbatch.store.states import On, Strategy
@@ -74,6 +74,8 @@ def set_rule(
     position: Annotated[
         int | None, typer.Option("--position", help="The lowest is asked first. Without it, a new rule is the first.")
     ] = None,
+    reason: JournalReason = "set",
+    actor: Actor,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -85,31 +87,43 @@ def set_rule(
     dlqbatch rules set limited --pattern "rate limit|429" --strategy scheduled
     """
     from dlqbatch.lifecycle.job import rule_store
+    from dlqbatch.store.action_log import By
 
-    done = rule_store(settings).set(name, on=on, pattern=pattern, strategy=strategy, position=position, dry_run=dry_run)
+    rules, by = rule_store(settings), By(actor, reason)
+    done = rules.set(name, on=on, pattern=pattern, strategy=strategy, position=position, dry_run=dry_run, by=by)
     word = "added" if done.is_new else "changed"
     shown = {column: getattr(done.rule, column) for column in _COLUMNS}
-    shown["done"] = f"would be {word}" if dry_run else word
+    shown |= {"done": f"would be {word}" if dry_run else word, "action": done.action}
     print_table([shown], as_json=as_json)
 
 
 @app.command("remove")
-def remove_rule(name: Name, settings: Settings, *, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+def remove_rule(
+    name: Name,
+    settings: Settings,
+    *,
+    reason: JournalReason = "removed",
+    actor: Actor,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
     """Remove a rule; what only it knew is manual then.
 
     dlqbatch rules remove limited
     """
     from dlqbatch.lifecycle.job import rule_store
+    from dlqbatch.store.action_log import By
 
     rules = rule_store(settings)
-    if not rules.remove(name, dry_run=dry_run):
+    removed = rules.remove(name, dry_run=dry_run, by=By(actor, reason))
+    if removed is None:
         similar = rules.like(name)
         if as_json:
             print_json([{"name": name, "done": "there is no such rule", "similar": similar}])
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`dlqbatch rules list` shows what there is"
         remark(f"there is no rule '{name}'; {hint}")
         raise typer.Exit(NOTHING)
-    shown = {"name": name, "done": "would be removed" if dry_run else "removed"}
+    shown = {"name": name, "done": "would be removed" if dry_run else "removed", "action": removed.action}
     print_table([shown], as_json=as_json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,11 +19,13 @@ from dlqbatch.cli import ONE_REQUEST_SECONDS, end_now
 from dlqbatch.cli.printing import PARTIAL, name_job, print_error, print_json, print_report
 from dlqbatch.cli.watchdog import Watchdog
 from dlqbatch.errors import DlqbatchError
-from dlqbatch.settings import Settings, load, secrets_of, stated_format
+from dlqbatch.settings import Settings, load, mask_secrets, stated_format
 from dlqbatch.settings.sources import CONFIG_VARIABLE
 
 _PROGRESS_SECONDS: Final = 0.5
 """The time between two lines of progress; a run that ends sooner shows none."""
+_LINE_SECONDS: Final = 30.0
+"""The time between two lines of what a run waits for where no terminal is."""
 
 
 def run_job(
@@ -95,7 +98,7 @@ def settings_from(overrides: Mapping[str, object], config: Path | None) -> Setti
     except DlqbatchError:
         logs.configure(style=stated_format(overrides, environ))
         raise
-    logs.hide(secrets_of(settings))
+    mask_secrets(settings)
     logs.configure(settings.log_level, settings.log_format)
     return settings
 
@@ -120,6 +123,15 @@ class Progress:
     def waiting(self, held: int) -> None:
         """Show that an abort waits for runs that still hold this number of messages."""
         self._show(f"waiting for the run that sends {held:,} of them now")
+
+    def line(self, line: str) -> None:
+        """Show what a run waits for; where no terminal is, now and then in the log."""
+        now = time.monotonic()
+        if self._is_shown:
+            self._show(line[: max(shutil.get_terminal_size().columns - 1, 20)])
+        elif now >= self._next:
+            self._next = now + _LINE_SECONDS
+            logs.get(__name__).info(line)
 
     def _show(self, line: str) -> None:
         now = time.monotonic()

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from dlqbatch.cli.options import AsJson, ConfigFile, Prometheus, SettingPairs, load_settings
+from dlqbatch.cli.options import AsJson, ConfigFile, Prometheus, ScopeName, SettingPairs, load_settings
 from dlqbatch.cli.printing import print_json
 from dlqbatch.logs import masked, plain
+from dlqbatch.store.scope_name import EVERY
 
 if TYPE_CHECKING:  # they need SQLAlchemy, which a help page does not
     from dlqbatch.monitor.job import Overview
@@ -29,7 +30,12 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 def status(
-    settings: SettingPairs = None, config: ConfigFile = None, *, prometheus: Prometheus = None, as_json: AsJson = False
+    settings: SettingPairs = None,
+    config: ConfigFile = None,
+    *,
+    scope: ScopeName = None,
+    prometheus: Prometheus = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show how the dead store and the jobs are doing, on one screen. It changes nothing and needs no broker.
 
@@ -37,7 +43,7 @@ def status(
     """
     from dlqbatch.monitor.job import overview
 
-    flags = {"prometheus_file": None if prometheus is None else str(prometheus)}
+    flags = {"prometheus_file": None if prometheus is None else str(prometheus), "scope": scope}
     view = overview(load_settings(settings, config, flags), export=prometheus is not None)
     if as_json:
         print_json(view.as_dict())
@@ -53,21 +59,22 @@ def status(
 def _fitting(view: Overview, *, ascii_only: bool) -> list[str]:
     """The lines of the screen. If they are too many, fewer examples of each kind are shown, but at least one.
 
-    Alerts, runs, queues and numbers are always shown whole; they fit beside one example of each kind.
+    Runs, queues and numbers are always shown whole, and an alert less if all else is not enough.
     """
     lines: list[str] = []
-    for shown in range(_SHOWN, 0, -1):
-        lines = list(_screen(view, shown, ascii_only=ascii_only))
+    for shown, alerts in (*((shown, _SHOWN) for shown in range(_SHOWN, 0, -1)), (1, _SHOWN - 1)):
+        lines = list(_screen(view, shown, alerts, ascii_only=ascii_only))
         if len(lines) <= _LINES:
             break
     return lines
 
 
-def _screen(view: Overview, shown: int, *, ascii_only: bool) -> Iterator[str]:
+def _screen(view: Overview, shown: int, alerts: int, *, ascii_only: bool) -> Iterator[str]:
     metrics = view.metrics
     groups = metrics.groups_for_a_person
     needed = f"; {groups:,} group{'s need' if groups > 1 else ' needs'} a person" if groups else ""
     yield f"dead store at {metrics.at:%Y-%m-%d %H:%M:%S} UTC, {sum(metrics.states.values()):,} messages{needed}"
+    yield from _whose(view)
     yield from _states(metrics, ascii_only=ascii_only)
     chart = sparkline(view.hours, ascii_only=ascii_only)
     yield f"new, 24 h   {chart} {sum(view.hours):,}; last hour {metrics.ingested_last_hour:,}"
@@ -87,8 +94,18 @@ def _screen(view: Overview, shown: int, *, ascii_only: bool) -> Iterator[str]:
     yield from _queues(metrics)
     yield from _errors(metrics, shown, ascii_only=ascii_only)
     yield from _groups(view, shown)
-    yield from _alerts(view)
+    yield from _alerts(view, alerts)
     yield from _runs(metrics)
+
+
+def _whose(view: Overview) -> Iterator[str]:
+    """Which deployment's messages these are, as soon as a run has named one."""
+    scope, elsewhere = view.whose
+    if scope == EVERY:
+        yield f"{'of':<12}every deployment; --scope NAME shows one"
+    elif scope is not None:
+        others = f"; {elsewhere:,} messages in other scopes" if elsewhere else ""
+        yield f"{'of':<12}{plain(scope, _LONGEST_QUEUE if elsewhere else _NARROWEST)}{others}"
 
 
 def _states(metrics: Metrics, *, ascii_only: bool) -> Iterator[str]:
@@ -146,12 +163,12 @@ def _groups(view: Overview, shown: int) -> Iterator[str]:
         yield f"{'groups' if not place else '':<12}{group.size:>9,} {group.fingerprint} {plain(what)}"
 
 
-def _alerts(view: Overview) -> Iterator[str]:
-    for place, notice in enumerate(view.alerts[:_SHOWN]):
+def _alerts(view: Overview, shown: int) -> Iterator[str]:
+    for place, notice in enumerate(view.alerts[:shown]):
         age = _age((view.metrics.at - notice.fired_at).total_seconds())
         yield f"{'ALERTS' if not place else '':<12}{notice.severity.value:>9} {notice.name} for {age}: {notice.summary}"
-    if len(view.alerts) > _SHOWN:
-        yield f"{'':<12}{'':>9} and {len(view.alerts) - _SHOWN:,} more: dlqbatch status --json"
+    if len(view.alerts) > shown:
+        yield f"{'':<12}{'':>9} and {len(view.alerts) - shown:,} more: dlqbatch status --json"
     if not view.alerts:
         yield f"{'alerts':<12}     none"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlqbatch.logs import plain
 
 if TYPE_CHECKING:  # they need SQLAlchemy, which `archive list` does not
-    from dlqbatch.messages.actions import Shown
+    from dlqbatch.messages.shown import Shown
     from dlqbatch.messages.timeline import Step
 
 _MARKS: Final = {"death": "✗", "state": "●", "attempt": "→", "note": "·"}
@@ -27,6 +27,8 @@ def message(shown: Shown, first: Mapping[str, object] | None = None, *, full: bo
     """The lines for a message of the dead store or a cold copy; the facts of `first` stand before its own."""
     record, readable = shown.record, shown.readable
     yield f"Message {record.id}"
+    if shown.is_masked:
+        yield "  Secrets are masked (***); --reveal --reason TEXT shows them, and is journalled."
     is_sent = any(each.sent_at is not None and each.closed_at is None for each in shown.attempts)
     yield from facts({**(first or {}), **_known(record, shown.plan, is_sent=is_sent)}, full=full)
     yield from ("", "Timeline (UTC)")
@@ -41,8 +43,8 @@ def message(shown: Shown, first: Mapping[str, object] | None = None, *, full: bo
             yield from ("", title)
             yield from values(_without_stack(held, record.error_stack), full=full)
     if not readable.is_whole:
-        yield from ("", "Not all of its properties and headers could be read; --json holds their bytes.")
-    yield from ("", f"Body ({record.body_size:,} bytes, {shown.body_form})")
+        yield from ("", "Not all of its properties and headers could be read; --json --reveal holds their bytes.")
+    yield from ("", f"Body ({record.body_size:,} bytes, {shown.body_form}{shown.shown_content.packing})")
     yield from text(shown.body_lines(), full=full)
 
 

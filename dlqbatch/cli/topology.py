@@ -17,7 +17,7 @@ from dlqbatch.settings.topologies import default_ladder as ladder_of
 from dlqbatch.settings.topologies import from_options
 from dlqbatch.topology.kinds import Kind, whole
 from dlqbatch.topology.kinds import demonstration as test_queues
-from dlqbatch.topology.plan import NOT_KNOWN, SAME, TO_CREATE, Plan
+from dlqbatch.topology.plan import NOT_KNOWN, REFUSED, SAME, TO_CREATE, Plan
 
 if TYPE_CHECKING:  # it needs the broker, which a help page does not
     from dlqbatch.topology.job import Applied
@@ -30,18 +30,20 @@ app = Commands(
     """,
 )
 
-_SIGNS: Final = {"to create": "+", "the same": " ", "different": "!", "not known": "?"}
+_SIGNS: Final = {"to create": "+", "the same": " ", "different": "!", "not known": "?", "refused": "x"}
 _CHANGED: Final = "changed"
 _DECLARED: Final = "declared"
 """The word for a part that may have been there before. AMQP cannot ask for a binding, and not every login may ask."""
 _DONE: Final = {TO_CREATE: "created", SAME: "the same", NOT_KNOWN: _DECLARED}
 _REFUSED: Final = 1
+_NEEDED: Final = {"per-queue": ("queue", "exchange"), "pipeline": ("exchange",), "native": ("queue",)}
+"""What a topology needs that is described with the call."""
 
 What: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="WHAT",
-        help="ladder, per-queue, pipeline, or the NAME of one in application.properties; without it all that is there.",
+        help="ladder, per-queue, pipeline, native, or a NAME in application.properties; without it all that is there.",
     ),
 ]
 
@@ -49,7 +51,8 @@ What: TypeAlias = Annotated[
 def _described(
     *,
     queue: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Describe a per-queue set or a pipeline here: its queue.")
+        str | None,
+        typer.Option(metavar="NAME", help="Describe a per-queue set, a pipeline or a native here: its queue."),
     ] = None,
     exchange: Annotated[str | None, typer.Option(metavar="NAME", help="And its exchange.")] = None,
     exchange_type: Annotated[
@@ -60,6 +63,18 @@ def _described(
     ] = None,
     quorum: Annotated[bool, typer.Option("--quorum", help="And that its queues are quorum queues.")] = False,
     no_delay: Annotated[bool, typer.Option("--no-delay", help="And that it has no delay queue.")] = False,
+    delayed_retry_min: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DELAY", help="And, for a native or a pipeline, the broker's delay after the first failure."
+        ),
+    ] = None,
+    delayed_retry_max: Annotated[
+        str | None, typer.Option(metavar="DELAY", help="And the longest of these delays.")
+    ] = None,
+    delivery_limit: Annotated[
+        str | None, typer.Option(metavar="N", help="And, for a native, the number of retries.")
+    ] = None,
 ) -> dict[str, Entry]:
     options = {
         "queue": ("--queue", queue),
@@ -68,6 +83,9 @@ def _described(
         "ttl": ("--ttl", ttl),
         "queue-type": ("--quorum", "quorum" if quorum else None),
         "delay": ("--no-delay", "false" if no_delay else None),
+        "delayed-retry-min": ("--delayed-retry-min", delayed_retry_min),
+        "delayed-retry-max": ("--delayed-retry-max", delayed_retry_max),
+        "delivery-limit": ("--delivery-limit", delivery_limit),
     }
     return {
         option: Entry(flag, "command line", value) for option, (flag, value) in options.items() if value is not None
@@ -88,6 +106,8 @@ def plan(what: What = None, *, settings: Settings, described: Described, as_json
 
     compared = job.plan(settings, _chosen(settings, what, described))
     _show_plan(compared.plan, as_json=as_json)
+    for item in compared.plan.of(REFUSED):
+        remark(f"{item.name}: {item.why}")
     _hint_at_delays(compared)
     raise typer.Exit(0 if compared.is_done else PARTIAL)
 
@@ -150,6 +170,10 @@ def apply(
             ({"kind": "binding", "exchange": each.exchange, "key": each.key, "queue": each.queue}, each.in_words)
             for each in topology.bindings
         ],
+        [
+            ({"kind": "policy", "name": each.name, "queue": each.queue, "definition": dict(each.definition)}, each.name)
+            for each in topology.policies
+        ],
     )
     if described and what:
         remark(
@@ -165,7 +189,7 @@ def apply(
             for row, name in rows
         ]
         if shown:
-            print_table(shown, below=("arguments",))
+            print_table(shown, below=("arguments", "definition"))
 
 
 @app.command()
@@ -239,10 +263,10 @@ def delete(
 
 
 def _readable(row: Mapping[str, object]) -> dict[str, object]:
-    arguments = row.get("arguments")
-    if not isinstance(arguments, dict):
-        return dict(row)
-    return {**row, "arguments": " ".join(f"{name}={value}" for name, value in arguments.items())}
+    return {
+        column: " ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, dict) else value
+        for column, value in row.items()
+    }
 
 
 def _done(applied: Applied) -> dict[tuple[object, str], str]:
@@ -260,10 +284,12 @@ def _chosen(
         from dlqbatch.topology.job import choose
 
         return choose(settings, what or ())
-    if what not in (["per-queue"], ["pipeline"]):
+    if what not in (["per-queue"], ["pipeline"], ["native"]):
         flag = next(iter(described.values())).key
-        raise typer.BadParameter("it describes a `per-queue` set or a `pipeline`: say which of them", param_hint=flag)
-    for option in ("queue", "exchange") if what == ["per-queue"] else ("exchange",):
+        raise typer.BadParameter(
+            "it describes a `per-queue` set, a `pipeline` or a `native`: say which of them", param_hint=flag
+        )
+    for option in _NEEDED[what[0]]:
         if option not in described:
             raise typer.BadParameter(f"a {what[0]} needs it", param_hint=f"--{option}")
     return (from_options(what[0], described, settings),)
@@ -286,6 +312,11 @@ def _show_plan(plan: Plan, *, as_json: bool) -> None:
 
 
 def _hint_at_delays(applied: Applied) -> None:
+    if applied.left_behind:
+        remark(
+            f"{', '.join(applied.left_behind)}: of delays that the settings have no more. What waits there comes back "
+            "at its time; `dlqbatch doctor` prints how to delete each once it is empty"
+        )
     if applied.is_done:
         return
     if applied.is_marked:

@@ -125,7 +125,7 @@ _LONGEST_TYPE, _LONGEST_MESSAGE, _LONGEST_STACK = 255, 4_096, 32_768
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    login: bytes
+    login: bytes | None
     limit: int
     """Bytes of properties; a header table cannot be split over frames."""
 

@@ -78,9 +78,16 @@ def _demonstration(
 ) -> Iterator[_Demonstration]:
     ladder = ladder_of(settings)
     tests = _prefixed(demonstration(ladder), prefix)
+    with standing(settings, prefix, tests), connected(settings) as connection:
+        yield _Demonstration(connection, ladder, tests, prefix, trails, see)
+
+
+@contextmanager
+def standing(settings: Settings, prefix: str, tests: Topology) -> Iterator[None]:
+    """The ladder of the demo stands on the broker; at the end that and the queues of the tests are deleted."""
     parameters = broker_parameters(settings, "dlqbatch demo")
     with ExitStack() as at_the_end:
-        at_the_end.callback(_delete_everything, parameters, ladder.topology() + tests, prefix)
+        at_the_end.callback(_delete_everything, parameters, ladder_of(settings).topology() + tests, prefix)
         try:
             apply_topology(settings)
         except BrokerUnreachable:
@@ -91,13 +98,18 @@ def _demonstration(
                 f"the broker's user may not make queues and exchanges named {prefix}*; the demo needs the "
                 "permissions to configure, write and read ^demo- and, as every drain, ^dlqbatch\\.return\\."
             ) from error
-        try:
-            with BlockingConnection(parameters) as connection:
-                yield _Demonstration(connection, ladder, tests, prefix, trails, see)
-        except ChannelClosedByBroker as error:
-            raise ChannelRefused(error.reply_code, error.reply_text) from error
-        except AMQPError as error:
-            raise BrokerLost(str(error) or type(error).__name__) from error
+        yield
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[BlockingConnection]:
+    try:
+        with BlockingConnection(broker_parameters(settings, "dlqbatch demo")) as connection:
+            yield connection
+    except ChannelClosedByBroker as error:
+        raise ChannelRefused(error.reply_code, error.reply_text) from error
+    except AMQPError as error:
+        raise BrokerLost(str(error) or type(error).__name__) from error
 
 
 class _Demonstration:

@@ -10,6 +10,7 @@ from typing import Final
 
 from dlqbatch.broker.facts import QueueFacts, listed
 from dlqbatch.broker.routing import BY_KEY
+from dlqbatch.broker.versions import KEEPS_IN_STREAMS
 from dlqbatch.doctor import commands
 from dlqbatch.doctor.findings import Code, Finding
 from dlqbatch.doctor.virtual_host import VirtualHost
@@ -25,11 +26,26 @@ def examine(vhost: VirtualHost) -> Iterator[Finding]:
         if exchange and exchange not in vhost.there.exchanges:
             what = f"its dead-letter exchange '{exchange}' does not exist: whatever it dead-letters is deleted"
             yield Finding(Code.DEAD_LETTER_EXCHANGE_MISSING, queue.name, what, _make_exchange(vhost, queue, exchange))
-        elif queue.dead_letter_key is not None:
+            continue
+        yield from _lost_in_stream(vhost, queue, exchange)
+        if queue.dead_letter_key is not None:
             yield from _unrouted(vhost, queue, exchange, queue.dead_letter_key)
         else:
             yield from _unrouted_with_own_key(vhost, queue, exchange)
     yield from _cycles(vhost)
+
+
+def _lost_in_stream(vhost: VirtualHost, queue: QueueFacts, exchange: str) -> Iterator[Finding]:
+    """An old broker writes to a stream what clients publish, and nothing that it dead-letters itself."""
+    key = queue.dead_letter_key
+    if vhost.broker.version >= KEEPS_IN_STREAMS or (not exchange and key is None):
+        return
+    reached = sorted(vhost.routes.possible(exchange, key))
+    queues = vhost.there.queues
+    streams = [name for name in reached if name in queues and queues[name].type == "stream"]
+    if streams:
+        what = f"its dead letters lead to {listed(streams)}, a stream: RabbitMQ 3.10 deletes them on their way there"
+        yield Finding(Code.DEAD_LETTERS_LOST_IN_STREAM, queue.name, what, vhost.to_retry(queue))
 
 
 def _make_exchange(vhost: VirtualHost, queue: QueueFacts, exchange: str) -> str:

@@ -41,8 +41,13 @@ class Code(StrEnum):
     DEAD_LETTERS_RETURN = "dead-letters-return", Severity.SERIOUS
     BINDING_NOT_OURS = "binding-not-ours", Severity.SERIOUS
     DEAD_LETTERS_EXPIRE = "dead-letters-expire", Severity.SERIOUS
+    DEAD_LETTERS_LOST_IN_STREAM = "dead-letters-lost-in-stream", Severity.SERIOUS
     DELIVERY_LIMIT_DELETES = "delivery-limit-deletes", Severity.SERIOUS
     QUEUE_EXPIRES = "queue-expires", Severity.SERIOUS
+    NATIVE_UNSUPPORTED = "native-unsupported", Severity.SERIOUS
+    NATIVE_NOT_QUORUM = "native-not-quorum", Severity.SERIOUS
+    NATIVE_POLICY_DIFFERS = "native-policy-differs", Severity.SERIOUS
+    NATIVE_POLICY_MISSING = "native-policy-missing", Severity.SERIOUS
     INGEST_QUEUE_MISSING = "ingest-queue-missing", Severity.SERIOUS
     SINGLE_ACTIVE_CONSUMER = "single-active-consumer", Severity.SERIOUS
 
@@ -72,6 +77,9 @@ class Code(StrEnum):
     FAILING_WITHOUT_DEAD_LETTERS = "failing-without-dead-letters", Severity.WARNING
     INGEST_WILDCARD_UNMATCHED = "ingest-wildcard-unmatched", Severity.WARNING
     MANAGEMENT_SILENT = "management-silent", Severity.WARNING
+    NATIVE_NEVER_RETRIED = "native-never-retried", Severity.WARNING
+    NATIVE_QUEUE_MISSING = "native-queue-missing", Severity.WARNING
+    NATIVE_TTL_SHORT = "native-ttl-short", Severity.WARNING
     OLD_BROKER = "old-broker", Severity.WARNING
     ORIGIN_NOT_LASTING = "origin-not-lasting", Severity.WARNING
     ORIGIN_ONLY_DELAYS = "origin-only-delays", Severity.WARNING
@@ -89,6 +97,7 @@ class Code(StrEnum):
 
     DEAD_LETTER_AT_MOST_ONCE = "dead-letter-at-most-once", Severity.NOTE
     DEFAULT_QUEUE_TYPE = "default-queue-type", Severity.NOTE
+    DELAY_LEFT_BEHIND = "delay-left-behind", Severity.NOTE
     DELIVERY_LIMIT_UNSET = "delivery-limit-unset", Severity.NOTE
     EVENT_WITHOUT_BINDING = "event-without-binding", Severity.NOTE
     NACK_NEVER_COUNTS = "nack-never-counts", Severity.NOTE

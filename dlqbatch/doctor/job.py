@@ -36,7 +36,7 @@ from dlqbatch.broker.management import Api, Client, NoReply, Unanswered, none_if
 from dlqbatch.broker.refusals import NO_PERMISSION
 from dlqbatch.doctor import broker as broker_rules
 from dlqbatch.doctor import database as database_rules
-from dlqbatch.doctor import dead_lettering, own_queues, queues
+from dlqbatch.doctor import dead_lettering, native, own_queues, queues
 from dlqbatch.doctor.database import DatabaseFacts
 from dlqbatch.doctor.findings import Code, Finding, Severity
 from dlqbatch.doctor.virtual_host import Deployment, VirtualHost, deployment_of
@@ -52,6 +52,7 @@ _UNHEALTHY: Final = 503
 _COLUMNS: Final = (
     "name,type,durable,auto_delete,exclusive,arguments,consumers,messages,"
     "message_stats.publish,message_stats.deliver_get,message_stats.redeliver,delivery_limit,"
+    "message_stats.deliver,message_stats.get,message_stats.ack,"
     "message_stats.deliver_get_details.rate,message_stats.redeliver_details.rate,"
     "messages_ready,messages_unacknowledged,messages_delayed"
 )
@@ -103,11 +104,17 @@ def examine(
         *unprotected,
         *broker_rules.examine(broker, deployment),
         *own_queues.examine_topologies(broker, deployment),
+        *native.examine_broker(broker, deployment),
         *database_rules.examine(database),
         *database_rules.examine_policy(vhost, database, deployment),
     ]
     if vhost is not None:
-        found += [*dead_lettering.examine(vhost), *queues.examine(vhost), *own_queues.examine(vhost)]
+        found += [
+            *dead_lettering.examine(vhost),
+            *queues.examine(vhost),
+            *own_queues.examine(vhost),
+            *native.examine(vhost),
+        ]
     # One queue may have the same finding for two reasons; it is shown once.
     order = list(Code)
     return tuple(sorted(dict.fromkeys(found), key=lambda one: (order.index(one.code), one.where, one.what)))
@@ -160,6 +167,7 @@ class Surveyor(Client):
             queues,
             {one["name"]: policies.over(one) for one in exchanges if one["name"]},
             tuple(BindingFacts.of(one) for one in bindings if one["source"]),
+            policies,
         )
 
     @none_if_unanswered

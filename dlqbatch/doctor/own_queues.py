@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -13,9 +12,8 @@ from dlqbatch.doctor import commands
 from dlqbatch.doctor.findings import Code, Finding
 from dlqbatch.doctor.virtual_host import Deployment, Part, VirtualHost
 from dlqbatch.topology.model import DELIVERY_LIMIT, QUEUE_TYPE, TTL, relay_of
-from dlqbatch.topology.plan import differing
+from dlqbatch.topology.plan import differing, is_left_behind
 
-_TIER: Final = re.compile(r"(.+[.-])\d+")
 _DELETED_AT_ONCE: Final = 100
 """The most exchanges in one command; the next run of doctor names the rest."""
 
@@ -31,6 +29,7 @@ def examine(vhost: VirtualHost) -> Iterator[Finding]:
         yield from _binding_not_ours(vhost, binding)
     yield from _return_exchange_left(vhost)
     yield from _tier_left_behind(vhost)
+    yield from _delay_left_behind(vhost)
 
 
 def examine_topologies(broker: BrokerFacts, deployment: Deployment) -> Iterator[Finding]:
@@ -199,14 +198,23 @@ def _binding_not_ours(vhost: VirtualHost, binding: BindingFacts) -> Iterator[Fin
 
 def _tier_left_behind(vhost: VirtualHost) -> Iterator[Finding]:
     """Messages in the queues of a tier that the ladder no longer has."""
-    own = vhost.deployment.own_queues
-    names = {tier[1] for name in own if (tier := _TIER.fullmatch(name)) is not None}
     for queue in vhost.shared_queues:
-        tier = _TIER.fullmatch(queue.name)
-        if tier is not None and tier[1] in names and queue.name not in own and queue.messages:
+        if queue.name in vhost.old_tiers and queue.messages:
             what = f"holds {queue.messages} message(s) of a tier that the ladder no longer has: nobody takes them"
             fix = "dlqbatch drain  # with dlqbatch.tier-ttls as it was, until the queue is empty"
             yield Finding(Code.TIER_LEFT_BEHIND, queue.name, what, fix)
+
+
+def _delay_left_behind(vhost: VirtualHost) -> Iterator[Finding]:
+    """The queue of a delay that the settings no longer give to an event; it still leads to the first tier's queue."""
+    for queue in vhost.shared_queues:
+        if is_left_behind(queue.name, queue.dead_letter_exchange, vhost.deployment.ladders):
+            holds = (
+                f"it holds {queue.messages} message(s), which come back at their time" if queue.messages else "empty"
+            )
+            what = f"a delay that the settings give to no event any more: {holds}; nothing new is put into it"
+            fix = commands.delete_if_empty(vhost.broker, queue)
+            yield Finding(Code.DELAY_LEFT_BEHIND, queue.name, what, fix)
 
 
 def _return_exchange_left(vhost: VirtualHost) -> Iterator[Finding]:

@@ -143,9 +143,12 @@ def _requeued_for_ever(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Findin
     again, all_of_them = queue.redelivered_rate, queue.delivered_rate
     if not queue.consumers or again < _REQUEUED_A_SECOND or again * 2 < all_of_them or queue.name in vhost.holding:
         return
+    better = "reject without requeue, and the ladder counts and waits"
+    if queue.name in vhost.deployment.native_queues:
+        better = "basic.reject with requeue is what the broker counts and delays"
     what = (
         f"{again:.0f} of {all_of_them:.0f} deliveries a second are repeated: a consumer gives back what fails and gets "
-        "it again at once. Nothing counts that; reject without requeue, and the ladder counts and waits"
+        f"it again at once. Nothing counts that; {better}"
     )
     fix = commands.list_consumers(vhost.broker)
     yield Finding(Code.REQUEUED_FOR_EVER, queue.name, what, fix)
@@ -203,7 +206,7 @@ def _expirations_mixed(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Findin
 def _dead_letters_pile_up(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
     if queue.name not in vhost.ends or not queue.messages or queue.consumers or queue.delivered:
         return
-    if queue.name in vhost.deployment.read:
+    if queue.name in vhost.deployment.read or queue.name in vhost.old_tiers:
         return
     what = f"{queue.messages} dead letters, and nobody takes them: it has no consumer, and ingest does not name it"
     yield Finding(Code.DEAD_LETTERS_PILE_UP, queue.name, what, f"dlqbatch ingest {quote(queue.name)}")
@@ -286,9 +289,10 @@ def _delayed_retry(vhost: VirtualHost, queue: QueueFacts) -> Iterator[Finding]:
         shorter = int(window * 1000)
         least = min(queue.number("delayed-retry-min") or shorter, shorter)
         wanted = dict(zip(_DELAYED_RETRY, (kind, least, shorter), strict=True))
-        yield Finding(
-            Code.DELAYED_RETRY_LONGER_THAN_WINDOW, queue.name, what, commands.set_policy(vhost.broker, queue, wanted)
-        )
+        fix = commands.set_policy(vhost.broker, queue, wanted)
+        if queue.name in vhost.deployment.native_queues:
+            fix = f"{commands.APPLY}  # with its delayed-retry-max of at most {shorter} ms in the settings"
+        yield Finding(Code.DELAYED_RETRY_LONGER_THAN_WINDOW, queue.name, what, fix)
 
 
 def _nack_never_counts(vhost: VirtualHost) -> Iterator[Finding]:

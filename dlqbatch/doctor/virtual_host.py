@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from dlqbatch.amqp.patterns import is_wildcard
 from dlqbatch.broker.access import management_api
@@ -18,7 +20,10 @@ from dlqbatch.errors import BrokerUnreachable
 from dlqbatch.settings import Settings
 from dlqbatch.settings.topologies import topologies
 from dlqbatch.topology.declare import dead_letter_queues, limits_deliveries
-from dlqbatch.topology.kinds import Drained, Kind
+from dlqbatch.topology.kinds import Drained, Kind, Ladder
+from dlqbatch.topology.model import Policy
+
+_TIER: Final = re.compile(r"(.+[.-])\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class Part:
     delay_queues: frozenset[str] = frozenset()
     inner_queues: frozenset[str] = frozenset()
     """The queues that only dlqbatch uses."""
+    policies: tuple[Policy, ...] = ()
+    """The policies that make the broker delay retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,7 @@ class Deployment:
     """The dead-letter queues of every topology in the settings."""
     window_seconds: float = 900.0
     """How long a retry is observed where the broker does not show its outcome."""
+    ladders: tuple[Ladder, ...] = ()
     written: tuple[tuple[str, str], ...] = ()
     """The exchange and the routing key of all that a drain publishes."""
     ingest: tuple[str, ...] = ()
@@ -78,6 +86,11 @@ class Deployment:
         return frozenset().union(*(part.delay_queues for part in self.parts))
 
     @property
+    def native_queues(self) -> frozenset[str]:
+        """The queues whose retries the broker delays, as the settings say."""
+        return frozenset(policy.queue for part in self.parts for policy in part.policies)
+
+    @property
     def own_exchanges(self) -> frozenset[str]:
         return frozenset(name for part in self.parts for name in part.exchanges)
 
@@ -97,6 +110,7 @@ def deployment_of(settings: Settings, connection: Connection) -> Deployment:
         dead_letter_queues=frozenset(dead),
         retry=(settings.retry_exchange, settings.retry_routing_key) if settings.ladder else None,
         retry_queue=settings.retry_queue if settings.ladder else None,
+        ladders=tuple(kind for kind in drained if isinstance(kind, Ladder)),
         window_seconds=settings.observation_window.total_seconds(),
         written=tuple(route for kind in drained for route in _written(kind)),
         ingest=tuple(name for name in settings.ingest_queues if not is_wildcard(name)),
@@ -112,7 +126,7 @@ def deployment_of(settings: Settings, connection: Connection) -> Deployment:
 
 def _written(kind: Drained) -> tuple[tuple[str, str], ...]:
     dead = kind.dead()
-    delays = [kind.delay("event", tier) for tier in range(1, kind.tiers + 1)]
+    delays = [kind.delay("event", tier) for tier in kind.ways_out or (1,)]
     return tuple((route.exchange, route.key or "") for route in (dead, *delays))
 
 
@@ -125,6 +139,7 @@ def _part(name: str, kind: Kind, connection: Connection) -> Part:
         tuple(BindingFacts(one.exchange, one.key, one.queue) for one in wanted.bindings),
         frozenset(kind.delay_queues),
         kind.own_queues,
+        wanted.policies,
     )
 
 
@@ -199,6 +214,14 @@ class VirtualHost:
             if queue.consumers == 0 and not queue.delivered
         }
         return self.deployment.delay_queues | (others - self.deployment.own_queues)
+
+    @cached_property
+    def old_tiers(self) -> frozenset[str]:
+        """Queues of tiers that the ladder no longer has, by their names."""
+        own = self.deployment.own_queues
+        stems = {tier[1] for name in own if (tier := _TIER.fullmatch(name)) is not None}
+        others = {queue.name for queue in self.shared_queues} - own
+        return frozenset(name for name in others if (tier := _TIER.fullmatch(name)) is not None and tier[1] in stems)
 
     @cached_property
     def feeders(self) -> Mapping[str, frozenset[str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import NoneType
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, delete, func, insert, select, text, update
@@ -11,9 +12,12 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, text, u
 from dlqbatch.drain.event_policy import EventRow, Policy
 from dlqbatch.errors import DatabaseUnreadable, PolicyMissing, SettingsError
 from dlqbatch.settings import Settings
+from dlqbatch.store import action_log
 from dlqbatch.store.access import engine_for
+from dlqbatch.store.action_log import By
 from dlqbatch.store.engine import EVENT_TABLE, reading, where, writing
 
+KIND: Final = "event"
 LONGEST_EVENT = 100
 _MOST_RETRIES = 2**31 - 1
 
@@ -25,6 +29,18 @@ TABLE: Final = sa.Table(
     sa.Column("name", sa.String(LONGEST_EVENT), nullable=True),
     sa.Column("max_retries", sa.Integer, nullable=True),
 )
+
+
+class Changed(NamedTuple):
+    row: EventRow
+    action: str | None
+    """What undoes it."""
+
+
+class Removed(NamedTuple):
+    rows: int
+    action: str | None
+    """What undoes it."""
 
 
 class EventConfig:
@@ -51,7 +67,7 @@ class EventConfig:
                 )
         return [EventRow(*row) for row in found]
 
-    def set(self, name: str, max_retries: int | None) -> EventRow:
+    def set(self, name: str, max_retries: int | None, by: By | None = None) -> Changed:
         """Change the row that counts for this name, or add a row; None stands for the default number."""
         _check_name(name)
         if max_retries is not None and not 0 <= max_retries <= _MOST_RETRIES:
@@ -60,18 +76,43 @@ class EventConfig:
             if connection.dialect.name == "postgresql":
                 # Two writers at once would choose the same id. Readers go on; other writers wait.
                 connection.execute(text(f"LOCK TABLE {EVENT_TABLE} IN SHARE ROW EXCLUSIVE MODE"))
+            before = _numbers(connection, name)
             row_id = connection.scalar(select(func.max(TABLE.c.id)).where(TABLE.c.name == name))
             if row_id is None:
                 row_id = _insert(connection, name, max_retries)
             else:
                 connection.execute(update(TABLE).where(TABLE.c.id == row_id).values(max_retries=max_retries))
-        return EventRow(row_id, name, max_retries)
+            action = action_log.decide(connection, by, KIND, name, before, [*before[:-1], max_retries])
+        return Changed(EventRow(row_id, name, max_retries), action)
 
-    def remove(self, name: str) -> int:
-        """Delete every row of this name, and return how many there were."""
+    def remove(self, name: str, by: By | None = None) -> Removed:
+        """Delete every row of this name."""
         _check_name(name)
         with writing(self._engine, for_policy=True) as connection:
-            return connection.execute(delete(TABLE).where(TABLE.c.name == name)).rowcount
+            before = _numbers(connection, name)
+            number = connection.execute(delete(TABLE).where(TABLE.c.name == name)).rowcount
+            action = action_log.decide(connection, by, KIND, name, before, [])
+        return Removed(number, action)
+
+
+def put_back(connection: Connection, details: Mapping[str, Any]) -> str:
+    """Write the rows of a name as they were; if they have been changed since the action, say so and write nothing."""
+    name, before = details[KIND], details["before"]
+    ids = connection.scalars(select(TABLE.c.id).where(TABLE.c.name == name).order_by(TABLE.c.id)).all()
+    if _numbers(connection, name) != details["after"]:
+        return f"somebody has changed the event '{name}' since"
+    for row_id, max_retries in zip(ids, before, strict=False):
+        connection.execute(update(TABLE).where(TABLE.c.id == row_id).values(max_retries=max_retries))
+    for row_id in ids[len(before) :]:
+        connection.execute(delete(TABLE).where(TABLE.c.id == row_id))
+    for max_retries in before[len(ids) :]:
+        _insert(connection, name, max_retries)
+    return ""
+
+
+def _numbers(connection: Connection, name: str) -> list[int | None]:
+    """The numbers of retries of all rows with this name; the last one counts."""
+    return list(connection.scalars(select(TABLE.c.max_retries).where(TABLE.c.name == name).order_by(TABLE.c.id)))
 
 
 def _check_name(name: str) -> None:

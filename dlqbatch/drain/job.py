@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dlqbatch import logs
 from dlqbatch.broker.access import access_to, connect, management_api
@@ -12,15 +14,17 @@ from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
+from dlqbatch.broker.versions import DELAYS_RETRIES
 from dlqbatch.drain import readiness
+from dlqbatch.drain.event_delays import DelayQueues, EventDelays
 from dlqbatch.drain.retry_decision import Rules
 from dlqbatch.drain.run import Drain
 from dlqbatch.errors import DlqbatchError, SettingsError, TopologyMissing
-from dlqbatch.jobs import Report, RunOptions, bounds_of
+from dlqbatch.jobs import Report, RunOptions, bounds_of, scope_of
 from dlqbatch.settings import Settings
 from dlqbatch.topology import declare
 from dlqbatch.topology.declare import kinds_of, matched, trust_of
-from dlqbatch.topology.kinds import Drained, Kind
+from dlqbatch.topology.kinds import Drained, Kind, Ladder
 
 if TYPE_CHECKING:
     from dlqbatch.drain.event_policy import Policy  # a run that finds no message needs none
@@ -30,7 +34,12 @@ log = logs.get(__name__)
 # What this process has declared or compared, by broker and topologies; a warm start declares nothing again.
 _declared: dict[tuple[str, tuple[Kind, ...]], readiness.Declared] = {}
 
-LOOKING_COSTS: Final = ("on a quorum queue this look cost each message one delivery of its delivery limit",)
+
+def looking_costs(connection: Connection, quorum: Collection[str], *, dry_run: bool) -> tuple[str, ...]:
+    """What a dry run has cost the messages of quorum queues; from RabbitMQ 4.3 on, to put them back costs nothing."""
+    if not dry_run or not quorum or connection.version >= DELAYS_RETRIES:
+        return ()
+    return ("on a quorum queue with a delivery limit this look cost each message one delivery",)
 
 
 def drain(settings: Settings, run_options: RunOptions) -> Report:
@@ -48,7 +57,8 @@ def drain(settings: Settings, run_options: RunOptions) -> Report:
         )
     connection = connect(access_to(settings, "dlqbatch drain", bounds))
     try:
-        return _drain(settings, run_options, connection, kinds, bounds)
+        report = _drain(settings, run_options, connection, kinds, bounds)
+        return replace(report, scope=scope_of(settings, connection))
     finally:
         connection.close()
 
@@ -73,13 +83,20 @@ def _drain(
     origins.knows_homes = True
     try:
         quorum = readiness.quorum_queues_of(connection, drained, declared, api)
-        if run_options.dry_run and quorum:
-            notes[:0] = LOOKING_COSTS
+        notes[:0] = looking_costs(connection, quorum, dry_run=run_options.dry_run)
         drained, without_home = readiness.with_home_queues(connection, drained)
         # Messages of any origin go to these exchanges; the way back to each origin is checked when it is needed.
         published_to = frozenset(route.exchange for kind in drained for route in (kind.dead(), kind.delay("event", 1)))
         report = Drain(
-            broker=Session(connection, origins, bounds, quorum, (*notes, *without_home), published_to),
+            broker=Session(
+                connection,
+                origins,
+                bounds,
+                quorum,
+                (*notes, *without_home),
+                published_to,
+                api=api if settings.management_url else None,
+            ),
             origins=origins,
             topologies=drained,
             rules=Rules(
@@ -91,6 +108,7 @@ def _drain(
             load_policy=partial(load_policy, settings),
             max_messages=settings.max_messages,
             dry_run=run_options.dry_run,
+            delay_queues=delay_queues_of(settings),
             # While a delay is being changed nothing is bound; the command that changes it binds again what it moved.
             find_obstacles=partial(
                 readiness.obstacles,
@@ -113,6 +131,18 @@ def _drain(
         if declared is not None and declared.may_declare and not run_options.dry_run and not connection.is_closing:
             _bind_everything(connection, kinds)
     return report
+
+
+def delay_queues_of(settings: Settings) -> Callable[[Drained], DelayQueues | None]:
+    events = EventDelays(settings.event_delays)
+
+    def of(kind: Drained) -> DelayQueues | None:
+        if not isinstance(kind, Ladder):  # a per-queue set has a single delay
+            return None
+        follows, asked = settings.retry_after, settings.retry_after_delays
+        return DelayQueues(tuple(kind.delays.values()), kind.tiers, events, follows=follows, asked=asked)
+
+    return of
 
 
 def load_policy(settings: Settings) -> Policy:

@@ -1,7 +1,7 @@
 """Whether a failed message is delayed, returned or dead-lettered, by the policy and the time.
 
-A first stage delays it in the tier of its next retry, or dead-letters it when its retries are exhausted; after the tier
-it is returned. Nothing here does I/O or raises.
+A first stage delays it in the tier of its next retry, or in the delay queue that its event has for it, or dead-letters
+it when its retries are exhausted; after the delay it is returned. Nothing here does I/O or raises.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dlqbatch.amqp.origin import (
 from dlqbatch.amqp.retry_headers import Journey, Origin, journey_so_far
 from dlqbatch.amqp.table import new
 from dlqbatch.amqp.x_death import deaths
+from dlqbatch.drain.event_delays import DelayQueues
 
 MALFORMED = "malformed"
 ORIGIN_UNKNOWN = "origin-unknown"
@@ -37,11 +38,12 @@ NOT_CONFIGURED = "not-configured"
 
 
 class Delay(NamedTuple):
-    """Wait in this tier of the ladder, then come back to a drain and be returned."""
+    """Wait in this delay queue, then come back to a drain and be returned."""
 
     journey: Journey
     event: str
     tier: int
+    """Its number: a tier of the ladder, or further on a delay queue of events."""
 
 
 class Return(NamedTuple):
@@ -86,6 +88,8 @@ class Rules:
     """Return to the queue that a message failed in; otherwise to its exchange, where every subscriber sees it again."""
     home: str | None = None
     """The queue that the delay leads back to; None if each message returns to its own origin."""
+    delay_queues: DelayQueues | None = None
+    """What else than the tiers decides about a delay; None if nothing does."""
 
 
 def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
@@ -125,14 +129,16 @@ def decide(  # noqa: C901, PLR0911  (one return for each way a message can go)
         # The delay queue would bring it to a consumer that has never seen it.
         elsewhere = f"it failed in '{found.origin.name}', and from here messages return to '{rules.home}' alone"
         return DeadLetter(journey, ORIGIN_UNKNOWN, elsewhere, shows_detail=True)
-    event = found.origin.key
+    event = found.origin.event
     max_retries = events.max_retries(event)
     if max_retries is None:
         return DeadLetter(journey, NOT_CONFIGURED)
     retries = journey.retries or 0
     if retries >= max_retries:
         return DeadLetter(journey, RETRIES_EXHAUSTED)
-    return new(Delay, (_with_retries(journey, retries + 1), event, min(retries + 1, rules.tiers)))
+    queues = rules.delay_queues
+    tier = min(retries + 1, rules.tiers) if queues is None else queues.number(event, retries, headers, now)
+    return new(Delay, (_with_retries(journey, retries + 1), event, tier))
 
 
 def _with_retries(journey: Journey, retries: int) -> Journey:

@@ -21,6 +21,7 @@ from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session, share
 from dlqbatch.broker.transfer import Tally
 from dlqbatch.drain import retry_decision as decisions
+from dlqbatch.drain.event_delays import DelayQueues
 from dlqbatch.drain.readiness import Obstacles
 from dlqbatch.drain.retry_decision import DeadLetter, Decision, Delay, Events, Return, Rules, decide, origin_gone
 from dlqbatch.jobs import LEFT, Report, count, cut_off, depths_of, ending, unread
@@ -57,6 +58,8 @@ class Drain:
     """Called at most once, and only when there are messages; if it raises, none was touched."""
     max_messages: int
     dry_run: bool = False
+    delay_queues: Callable[[Drained], DelayQueues | None] = lambda _: None
+    """What decides about the delays of a topology besides its tiers."""
     find_obstacles: Callable[[Collection[str]], Obstacles] = lambda _: Obstacles()
     """Called at most once, with the queues that hold messages."""
 
@@ -125,7 +128,9 @@ class _Handler:
         self._lanes = {
             source.queue: _Lane(
                 topology,
-                replace(drain.rules, tiers=topology.tiers, home=topology.home),
+                replace(
+                    drain.rules, tiers=topology.tiers, home=topology.home, delay_queues=drain.delay_queues(topology)
+                ),
                 source.first_stage,
                 closed.get(source.queue, {}),
                 lru_cache(maxsize=_ROUTES_KEPT)(topology.delay),
@@ -194,7 +199,7 @@ class _Handler:
         origin = decision.origin
         route = self._origins.route(origin)
         if route is not None:
-            known_by = digest_for(route.exchange, digest)
+            known_by = digest_for(route.exchange, envelope.headers, digest)
             properties = self._stamp(envelope, decision.journey, limit=self._limit, digest=known_by)
             if properties is None:
                 return self._too_large(decision.journey)
@@ -234,6 +239,6 @@ class _Handler:
 
 
 def _preview(queue: str, origin: Origin | None, publish: Publish) -> dict[str, str]:
-    event, name = ("", "") if origin is None else (origin.key, origin.name)
+    event, name = ("", "") if origin is None else (origin.event, origin.name)
     shown = {"queue": queue, "id": publish.id, "event": event, "origin": name, "decision": publish.counts_as}
     return shown | {"exchange": publish.route.exchange, "key": publish.route.key, "reason": publish.reason or ""}

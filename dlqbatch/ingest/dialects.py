@@ -4,6 +4,8 @@ Spring AMQP     x-exception-message, x-exception-stacktrace; the type stands at 
                 first `Caused by:` where Spring's own wrapper is the head, for that is whose message Spring writes
 MassTransit     MT-Fault-ExceptionType, MT-Fault-Message, MT-Fault-StackTrace; MT-Reason alone for what no consumer took
 NServiceBus     NServiceBus.ExceptionInfo.ExceptionType, .Message, .StackTrace
+Symfony         its stamp ErrorDetailsStamp, in a header of that name: a list as JSON, whose last is the newest
+rascal          a header `rascal`, a table with the table `error`: message and code
 Dramatiq        no headers; its message is JSON, and `options.traceback` in it is the failure that it was retried for
                 last; remoulade writes the same
 the broker      the newest death: rejected, expired, maxlen or delivery_limit, and the queue
@@ -25,7 +27,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from dlqbatch.amqp.table import first_texts
+from dlqbatch.amqp.rascal import rascal_table, table_of
+from dlqbatch.amqp.table import Field, UnreadableTable, first_fields, first_texts
 from dlqbatch.amqp.x_death import LATEST_TIME, Death
 
 # A larger body, in bytes, is not parsed.
@@ -54,6 +57,7 @@ class Dramatiq(NamedTuple):
     """How many times its framework published it anew."""
     failure: Failure = Failure()
     """Why it was published anew for the last time: what has killed it afterwards is written nowhere."""
+    actor: str = ""
 
 
 def failure(
@@ -70,11 +74,13 @@ def failure(
     said = {name: value.decode("utf-8", "replace") for name, value in first_texts(foreign).items()}
     if is_given_up_by_worker and any(told := _masstransit(said)):
         return told
-    for dialect in (_spring, _masstransit, _nservicebus):
+    for dialect in (_spring, _masstransit, _nservicebus, _symfony):
         told = dialect(said)
         if any(told) and not _is_older(said.get(_TIMES.get(dialect, b"")), deaths):
             return told
-    return dramatiq.failure if dramatiq is not None and any(dramatiq.failure) else _broker(deaths)
+    if any(told := _rascal(foreign)):
+        return told
+    return dramatiq.failure if dramatiq is not None and any(dramatiq.failure) else broker_failure(deaths)
 
 
 # --- Spring AMQP
@@ -131,6 +137,48 @@ def _is_older(said: str | None, deaths: Sequence[Death]) -> bool:
     return written.tzinfo is not None and datetime.fromtimestamp(died, UTC) - written > _CLOCKS_DIFFER
 
 
+# --- Symfony Messenger
+
+_STAMP: Final = b"X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\ErrorDetailsStamp"
+
+
+def _symfony(said: Mapping[bytes, str]) -> Failure:
+    stamps = said.get(_STAMP)
+    if stamps is None or len(stamps) > _LARGEST_PARSED:
+        return Failure()
+    try:
+        newest = json.loads(stamps)[-1]
+        names, flat = (newest["exceptionClass"], newest["exceptionMessage"]), newest.get("flattenException")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return Failure()
+    trace = flat.get("traceAsString") if isinstance(flat, dict) else None
+    kind, message, stack = (text if isinstance(text, str) and text else None for text in (*names, trace))
+    return Failure(kind, message, stack)
+
+
+# --- rascal
+
+
+def _rascal(foreign: bytes) -> Failure:
+    if b"\x06rascalF" not in foreign:
+        return Failure()
+    try:
+        error = table_of(rascal_table(first_fields(foreign)).get(b"error", _NOTHING))
+    except (UnreadableTable, IndexError):
+        return Failure()
+    code, message = error.get(b"code", _NOTHING), error.get(b"message", _NOTHING).as_text()
+    number = code.as_integer()
+    kind = str(number) if number is not None else code.as_text()
+    return Failure(*(_shown(text) if text else None for text in (kind, message)))
+
+
+_NOTHING: Final = Field(ord("V"), b"")
+
+
+def _shown(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 # --- Dramatiq
 
 _PYTHON_END: Final = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?\Z", re.MULTILINE | re.DOTALL)
@@ -154,7 +202,22 @@ def read_dramatiq(body: bytes) -> Dramatiq | None:
         name if isinstance(name, str) and len(name) <= _LONGEST_ID else "",
         min(max(retries, 0), _LARGEST_COUNT) if type(retries) is int else 0,
         _of_traceback(traceback) if isinstance(traceback, str) and traceback else Failure(),
+        told["actor_name"] if isinstance(told["actor_name"], str) else "",
     )
+
+
+def framework_id(body: bytes, dramatiq: Dramatiq | None) -> str | None:
+    """What stays in a body that Dramatiq, remoulade or taskiq publishes anew, without our headers."""
+    if dramatiq is not None:
+        return dramatiq.id or None
+    if len(body) > _LARGEST_PARSED or not body.startswith(b"{") or b'"task_name"' not in body:
+        return None
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    name = told.get("task_id") if "task_name" in told else None
+    return name if isinstance(name, str) and 0 < len(name) <= _LONGEST_ID else None
 
 
 def _of_traceback(traceback: str) -> Failure:
@@ -177,10 +240,51 @@ _REASONS: Final = {
 }
 
 
-def _broker(deaths: Sequence[Death]) -> Failure:
+def broker_failure(deaths: Sequence[Death]) -> Failure:
+    """All that is known where nobody wrote down an error."""
     for death in deaths:
         if death.reason:
-            queue = death.queue.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            reason = death.reason.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            queue, reason = _shown(death.queue), _shown(death.reason)
             return Failure(reason, _REASONS.get(reason, "it left '{}'").format(queue))
     return Failure()
+
+
+# --- What a message asks for, where nobody wrote down an error
+
+_TASK: Final = b"task"
+"""Celery's header with the name of the task."""
+_SPRING_TYPE: Final = b"__TypeId__"
+
+
+def kind_of_work(
+    foreign: bytes, message_type: bytes | None, dramatiq: Dramatiq | None, body: bytes, event: str | None
+) -> str:
+    """The task, the actor, the message's type or pattern, or else its event; it never raises."""
+    said = first_texts(foreign)
+    if task := said.get(_TASK):
+        return f"task {_name(task)}"
+    if dramatiq is not None and dramatiq.actor:
+        return f"actor {dramatiq.actor[:_LONGEST_KIND]}"
+    if message_type := said.get(_SPRING_TYPE) or message_type:
+        return f"type {_name(message_type)}"
+    if pattern := _pattern(body):
+        return f"pattern {pattern[:_LONGEST_KIND]}"
+    return f"event {event}" if event else ""
+
+
+_LONGEST_KIND: Final = 255
+
+
+def _name(text: bytes) -> str:
+    return text[:_LONGEST_KIND].decode("utf-8", "replace")
+
+
+def _pattern(body: bytes) -> str:
+    """NestJS names what a message asks for in its body."""
+    if len(body) > _LARGEST_PARSED or not body.startswith(b"{") or b'"pattern"' not in body:
+        return ""
+    try:
+        told = json.loads(body).get("pattern")
+    except (ValueError, RecursionError):
+        return ""
+    return told if isinstance(told, str) else ""

@@ -2,7 +2,8 @@
 
 With a stack it is the type and the first frame of the application, the one nearest to where it was raised. Without one
 it is the type, the message with its variable parts masked, and the origin: where a message failed is then all that is
-known of the place. Line numbers, hosts, ids and the folders of a deployment are not part of it.
+known of the place. Where nobody told an error, only the broker, it is the task, type or event, and the origin, so that
+not all that a queue rejects is one group. Line numbers, hosts, ids and the folders of a deployment are not part of it.
 
 Masks and not templates learnt from the messages (Drain and its kin): a learnt template depends on which messages came
 before, so that two runs would name one failure differently, and a name would change once more is learnt. A mask needs
@@ -60,8 +61,10 @@ _ANONYMOUS: Final = re.compile(
 """The parts of a queue's name that are made anew for each process."""
 
 
-def fingerprint(failure: Failure, origin: str = "") -> str:
-    """`origin` is the name of the queue where it failed."""
+def fingerprint(failure: Failure, origin: str = "", kind: str = "") -> str:
+    """`origin` is the name of the queue where it failed; `kind` is what it asks for, where nobody told an error."""
+    if kind:
+        return _hash("kind", failure.type or "", masked(kind), _ANONYMOUS.sub("*", origin))
     stack, told_type = failure.stack or "", failure.type or ""
     named, frame = (_remembered if len(stack) <= _ORDINARY_SIZE else _named)(stack, told_type)
     if frame is not None:

@@ -21,13 +21,15 @@ from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.ingest.arrivals import Known, SameFrameworkId
 from dlqbatch.ingest.examine import Examined
 from dlqbatch.store.bulk import in_list
+from dlqbatch.store.scopes import own as own_scope
+from dlqbatch.store.scopes import scope_of
 from dlqbatch.store.tables import ACK_UNPROVEN, ATTEMPTS, MESSAGES, PLAN_ITEMS, PLANS, TAKEN_BY, UNPROVEN_RUNS
 from dlqbatch.store.text import key
 
 _M: Final = MESSAGES.c
 _COLUMNS: Final = (
-    *(_M.id, _M.identity, _M.digest, _M.status, _M.strategy, _M.dlq_retry_count, _M.lock_token),
-    *(_M.origin_queue, _M.origin_exchange, _M.origin_key, _M.framework_id, _M.returned_digest),
+    *(_M.id, _M.identity, _M.digest, _M.status, _M.strategy, _M.dlq_retry_count, _M.lock_token, _M.plan_id),
+    *(_M.origin_queue, _M.origin_exchange, _M.origin_key, _M.framework_id, _M.returned_digest, _M.scope_id),
 )
 
 
@@ -68,7 +70,7 @@ def rows_by_framework_id(
     ids = [key(each.framework_id) for each in arrivals if each.framework_id is not None and not each.id]
     if ids:
         # The second condition is that of the index.
-        same = (in_list(connection, _M.framework_id, ids), _M.framework_id.is_not(None))
+        same = (own_scope(connection), in_list(connection, _M.framework_id, ids), _M.framework_id.is_not(None))
         for row in _locked(connection, *same):
             found[row.framework_id].append(row)
     return found
@@ -95,7 +97,12 @@ def _locked(connection: Connection, *conditions: ColumnElement[bool]) -> Sequenc
 
 
 def is_elsewhere(connection: Connection, origin: Origin | None, row: Row[*tuple[Any, ...]]) -> bool:
-    """The message failed in a place where the row's never was: neither at its origin nor where a plan sent it."""
+    """The message failed in a place where the row's never was: neither at its origin nor where a plan sent it.
+
+    In another virtual host every place is another one, whatever its name.
+    """
+    if row.scope_id != scope_of(connection):
+        return True
     queue = key(origin.queue) if origin is not None and origin.queue is not None else None
     exchange = key(origin.exchange) if origin is not None and origin.exchange is not None else None
     if row.origin_queue is not None:
@@ -151,6 +158,7 @@ def possible_duplicates_of(
                 literal_column(TAKEN_BY).in_(runs),
                 MESSAGES.c.full_digest.in_(digests),
                 text(ACK_UNPROVEN),
+                own_scope(connection),
                 ~MESSAGES.c.had_id,
             )
             .order_by(MESSAGES.c.id)
@@ -170,6 +178,7 @@ def children_like(connection: Connection, each: Examined) -> dict[int, bool]:
             MESSAGES.c.parent == each.id,
             MESSAGES.c.full_digest == each.full_digest,
             MESSAGES.c.source_queue == each.source_queue,
+            own_scope(connection),
         )
         .order_by(MESSAGES.c.id)
         .with_for_update()

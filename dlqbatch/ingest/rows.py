@@ -6,8 +6,8 @@ import itertools
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine, Row, select
@@ -41,11 +41,13 @@ from dlqbatch.store.text import key
 RECORDED: Final = "recorded"
 DUPLICATE: Final = "duplicate"
 _ACTOR: Final = "ingest"
-# Rows named in one statement.
-_AT_ONCE: Final = 500
+_AT_ONCE: Final = 500  # rows named in one statement
 _DEADLOCK: Final = "40P01"
 # Runs that store the same messages can wait for each other in a circle; nothing is written then, and one goes on.
 _TRIES: Final = 4
+
+
+Also = Callable[[Connection, Mapping[int, int]], None]  # gets the row of each message, by its place in the batch
 
 
 @dataclass(slots=True)
@@ -72,18 +74,20 @@ class Ingestion:
     _state: Mapping[str, object] | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def store(self, batch: Sequence[Examined], now: datetime) -> list[tuple[str, str | None]]:
+    def store(
+        self, batch: Sequence[Examined], now: datetime, also: Also = lambda *_: None
+    ) -> list[tuple[str, str | None]]:
         """Committed when it returns: for each message what it counts as, and why.
 
-        An empty batch finds out whether the store is there.
+        An empty batch finds out whether the store is there. `also` writes more in the same transaction.
         """
         for _ in range(_TRIES - 1):
             try:
-                return self._store(batch, now)
+                return self._store(batch, now, also)
             except DatabaseUnreadable as error:
                 if getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) != _DEADLOCK:
                     raise
-        return self._store(batch, now)
+        return self._store(batch, now, also)
 
     def acknowledged(self) -> None:
         """The broker has seen every acknowledgement of this run: none of its messages can be delivered again."""
@@ -99,7 +103,7 @@ class Ingestion:
                 known_rows.prove_run(connection, self._run)
             self._run, self._is_announced = secrets.token_hex(12), False
 
-    def _store(self, batch: Sequence[Examined], now: datetime) -> list[tuple[str, str | None]]:
+    def _store(self, batch: Sequence[Examined], now: datetime, also: Also) -> list[tuple[str, str | None]]:
         done = _Done(returned=set(self._returned))
         with writing(self.engine) as connection:
             if not self._is_announced and any(not each.id for each in batch):
@@ -110,6 +114,7 @@ class Ingestion:
                 self._store_wave(connection, wave, now, done)
             # Breakers last, after every message of every wave.
             breakers.count_failed(connection, done.failures, now, self.limits)
+            also(connection, done.rows)
         self._matched |= done.matched
         self._returned = done.returned
         self._is_announced = self._is_announced or any(not each.id for each in batch)
@@ -142,16 +147,17 @@ class Ingestion:
                     same = alike[key(each.framework_id)]
                     meaning, row = _if_republished(connection, each, meaning, same, done.returned)
                 if isinstance(meaning, NewRow):
-                    new[place] = (each, meaning)
+                    new[place] = (each, replace(meaning, status=Status.MANUAL) if each.needs_person else meaning)
                     if meaning.possible_duplicate:
                         known_rows.flag(connection, candidates)
                     continue
                 if isinstance(meaning, Duplicate):
                     done.results[place] = DUPLICATE, None
-                    row_id = row.id if row is not None else done.match(candidates)
+                    row_id = done.rows[place] = row.id if row is not None else done.match(candidates)
                     (reopened if meaning.reopens else notes)[row_id] = meaning.why
                 elif row is not None:
                     done.results[place] = RECORDED, "attempt-failed"
+                    done.rows[place] = row.id
                     returned.append(_Returned(each, meaning, row))
             self._fail_attempts(connection, returned, now, done)
             self._reopen(connection, reopened, now)
@@ -160,7 +166,7 @@ class Ingestion:
             ids = self._insert(connection, new, now)
             for place in new:
                 if place in ids:
-                    done.results[place] = (RECORDED, None)
+                    done.results[place], done.rows[place] = (RECORDED, None), ids[place]
             note_many(connection, notes, now, _ACTOR)
             pending = {place: each for place, (each, _) in new.items() if place not in ids}
 
@@ -205,11 +211,12 @@ class Ingestion:
         outcome = after_failed_attempt(
             row.status,
             row.dlq_retry_count,
-            row.strategy or Strategy.IMMEDIATE,
+            Strategy.MANUAL if each.needs_person else row.strategy or Strategy.IMMEDIATE,
             now,
             self.options,
             jitter=self.jitter(),
             max_attempts=self.max_attempts,
+            asked=each.asked,
         )
         token = row.lock_token
         why = f"attempt {failed.number} failed" + (", seen late" if failed.late else "")
@@ -226,6 +233,8 @@ class Ingestion:
                     **_way_back(each, row),
                     **_failure(each),
                 }
+                if row.plan_id is None:
+                    columns["strategy"] = row.strategy or Strategy.IMMEDIATE
                 if not each.id:
                     columns["returned_digest"] = _returned_digest(each)
             way.append(RowMove(row.id, step.start, step.end, token, why, columns))
@@ -241,12 +250,10 @@ class Ingestion:
     ) -> dict[int, int]:
         """Row ids by place, without those whose identity somebody else has taken meanwhile."""
         identities: dict[str, int] = {}
-        if self._state is None:
-            self._state = self.system_state()
-        state = dict(self._state)
+        state = self._state = dict(self.system_state() if self._state is None else self._state)
         by_reason: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-        first_retry = next_retry(Strategy.IMMEDIATE, 0, now, self.options)
         for place, (each, meaning) in new.items():
+            due = next_retry(Strategy.IMMEDIATE, 0, now, self.options, asked=each.asked)
             identity = each.id if each.id and not meaning.is_child else self._new_identity()
             identities[key(identity)] = place
             by_reason[meaning.why].append(
@@ -256,9 +263,11 @@ class Ingestion:
                     "parent": each.id if meaning.is_child else meaning.parent or each.parent,
                     "status": meaning.status,
                     "dlq_retry_count": min(meaning.dlq_retry_count, 2**31 - 1),
-                    "next_retry_at": first_retry if meaning.status is Status.PENDING else None,
+                    "next_retry_at": due if meaning.status is Status.PENDING else None,
                     "possible_duplicate": meaning.possible_duplicate,
                     "system_state": state,
+                    "fields": each.fields,
+                    "created_at": now + timedelta(microseconds=place),  # in the order of arrival, which a replay keeps
                 }
             )
         found: dict[int, int] = {}
@@ -278,9 +287,10 @@ class _Returned(NamedTuple):
 
 @dataclass(slots=True)
 class _Done:
-    """What has come of the messages of one transaction."""
+    """What has come of the messages of one transaction, by their places in the batch."""
 
     results: dict[int, tuple[str, str | None]] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
     matched: set[int] = field(default_factory=set)
     returned: set[bytes] = field(default_factory=set)
     failures: list[breakers.Failed] = field(default_factory=list)
@@ -340,7 +350,7 @@ def _candidates(
 
 def _columns(each: Examined) -> dict[str, Any]:
     origin = each.origin
-    event = origin.key if origin is not None else None
+    event = origin.event if origin is not None else None
     tags = [tag for tag in (event.split(".", 1)[0] if event else None, each.app_id) if tag]
     return {
         "digest": each.digest,
@@ -357,7 +367,7 @@ def _columns(each: Examined) -> dict[str, Any]:
         "framework_id": each.framework_id,
         "origin_queue": origin.queue if origin is not None else None,
         "origin_exchange": origin.exchange if origin is not None else None,
-        "origin_key": event,
+        "origin_key": origin.key if origin is not None else None,
         "event": event,
         "retry_count": each.retries,
         "first_failed_at": each.first_failed_at,
@@ -370,9 +380,13 @@ def _columns(each: Examined) -> dict[str, Any]:
 
 
 def _way_back(each: Examined, row: Row[*tuple[Any, ...]]) -> dict[str, Any]:
-    """The queue where the row's next retry will be looked for, unless it has failed where only a plan had sent it."""
+    """The queue where the row's next retry will be looked for.
+
+    It stays as it was if the message has failed where only a plan had sent it, or was taken out of its origin itself.
+    """
     queue = each.origin.queue if each.origin is not None else None
-    return {"source_queue": each.source_queue} if queue is not None and key(queue) == row.origin_queue else {}
+    is_back = queue is not None and key(queue) == row.origin_queue and queue != each.source_queue
+    return {"source_queue": each.source_queue} if is_back else {}
 
 
 def _failure(each: Examined) -> dict[str, Any]:

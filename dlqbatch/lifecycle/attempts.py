@@ -14,6 +14,7 @@ from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.breaker import Limits
 from dlqbatch.store.bulk import in_list, insert_into, values_table
 from dlqbatch.store.engine import writing
+from dlqbatch.store.scopes import scope_of
 from dlqbatch.store.states import Outcome, Strategy
 from dlqbatch.store.tables import ATTEMPTS, IS_OPEN, MESSAGES
 
@@ -92,9 +93,10 @@ def _add(
     earlier = ATTEMPTS.alias()
     last = select(func.max(earlier.c.number)).where(earlier.c.message_id == listed.c.message_id).scalar_subquery()
     rows = select(
-        *listed.c, func.coalesce(last, 0) + 1, literal(worker, _A.worker.type), literal(at, _A.created_at.type)
+        *(*listed.c, func.coalesce(last, 0) + 1, literal(worker, _A.worker.type), literal(at, _A.created_at.type)),
+        literal(scope_of(connection), _A.scope_id.type),
     ).where(true())  # or SQLite takes the ON of the conflict for that of a join
-    names = ["message_id", "strategy", "number", "worker", "created_at"]
+    names = ["message_id", "strategy", "number", "worker", "created_at", "scope_id"]
     adding = insert_into(connection, ATTEMPTS).from_select(names, rows)
     adding = adding.on_conflict_do_nothing(index_elements=[_A.message_id], index_where=text(IS_OPEN))
     found = connection.execute(adding.returning(_A.message_id, _A.number))
@@ -111,11 +113,11 @@ def _by(strategies: Mapping[int, Strategy | None], row_ids: Iterable[int]) -> di
 def _hold_on(
     connection: Connection, row_ids: Sequence[int], strategy: Strategy | None, at: datetime, lease: timedelta
 ) -> None:
-    """Renew leases, unless a row was claimed a moment ago: then `mark_sent` keeps its strategy."""
+    """Renew leases, unless a row was claimed a moment ago."""
     is_stale = or_(_M.lease_until.is_(None), _M.lease_until < at + lease * _NEARLY_WHOLE)
     values: dict[str, Any] = {"lease_until": at + lease, "updated_at": at}
     if strategy is not None:
-        # An attempt may come back before it is marked; a row without a strategy counts as immediate then.
+        # A row without a strategy counts as immediate until its outcome is written.
         is_stale = or_(is_stale, func.coalesce(_M.strategy, Strategy.IMMEDIATE) != strategy)
         values["strategy"] = strategy
     connection.execute(update(MESSAGES).where(in_list(connection, _M.id, row_ids), is_stale).values(values))
@@ -147,10 +149,11 @@ def without_bodies(connection: Connection, row_ids: Iterable[int]) -> list[Outgo
 
 
 def mark_sent(engine: Engine, numbers: Mapping[int, int], at: datetime, limits: Limits = LIMITS) -> None:
-    """Mark attempts that the broker has confirmed, by row id, and end the leases of their rows.
+    """Mark attempts that the broker has confirmed, by row id; from then on the leases of their rows count for nothing.
 
-    It does not matter who holds a row by now: a worker that took it over must not send it again. Each attempt counts
-    once for the circuit breaker of its origin; `limits` are those of the breakers.
+    The rows are not written: that would cost more than all else here. It does not matter who holds a row by now: a
+    worker that took it over must not send it again. Each attempt counts once for the circuit breaker of its origin;
+    `limits` are those of the breakers.
     """
     if not numbers:
         return
@@ -160,10 +163,6 @@ def mark_sent(engine: Engine, numbers: Mapping[int, int], at: datetime, limits: 
         locking = locking.where(in_list(connection, _M.id, numbers)).order_by(_M.id).with_for_update()
         places = {row_id: breakers.place(*origin) for row_id, *origin in connection.execute(locking)}
         marked = confirm(connection, numbers, at)
-        still_open = {row.message_id: row.strategy for row in marked if row.closed_at is None}
-        for strategy, row_ids in _by(still_open, still_open).items():
-            ending = update(MESSAGES).where(in_list(connection, _M.id, row_ids)).values(lease_until=None, updated_at=at)
-            connection.execute(ending if strategy is None else ending.values(strategy=strategy))
         origins = (places.get(row.message_id) for row in marked)
         breakers.count_sent(connection, [origin for origin in origins if origin is not None], at, limits)
 

@@ -30,6 +30,8 @@ class Options:
     """The largest part of a delay that jitter adds to it."""
     off_peak_spread: timedelta = timedelta(minutes=15)
     """How far into the hour jitter may go, so that a night's backlog is not sent in its first second."""
+    most_asked: timedelta = timedelta(hours=1)
+    """The longest wait that a failure may ask for with `Retry-After`; zero: none is followed."""
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -61,18 +63,20 @@ def is_off_peak(now: datetime, options: Options) -> bool:
 
 
 def next_retry(
-    strategy: Strategy, retries_so_far: int, now: datetime, options: Options, *, jitter: float = 0.0
+    strategy: Strategy, retries_so_far: int, now: datetime, options: Options, *, jitter: float = 0.0, asked: int = 0
 ) -> datetime | None:
     """When the next attempt is due, in UTC; None if a person decides.
 
-    `retries_so_far` is how many attempts from the store have failed; `jitter` is a fraction from 0 to 1.
+    `retries_so_far` is how many attempts from the store have failed; `jitter` is a fraction from 0 to 1; `asked` is how
+    many seconds the failure asked to wait.
     """
+    wait = min(timedelta(seconds=asked), options.most_asked)
     match strategy:
         case Strategy.IMMEDIATE | Strategy.CONDITIONAL:
-            delay = options.backoff[min(retries_so_far, len(options.backoff) - 1)]
+            delay = max(options.backoff[min(retries_so_far, len(options.backoff) - 1)], wait)
             return now.astimezone(UTC) + delay * (1 + options.spread * jitter)
         case Strategy.SCHEDULED:
-            return next_off_peak(now, options.off_peak_hours, options.zone) + options.off_peak_spread * jitter
+            return next_off_peak(now + wait, options.off_peak_hours, options.zone) + options.off_peak_spread * jitter
         case Strategy.MANUAL:
             return None
     assert_never(strategy)

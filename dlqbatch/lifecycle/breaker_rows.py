@@ -12,17 +12,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, ScalarSelect, Select, bindparam, exists, select, update
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, Select, bindparam, exists, select, update
 
 from dlqbatch.lifecycle import breaker
 from dlqbatch.lifecycle.breaker import Breaker, Limits
 from dlqbatch.store.bulk import in_list, insert_into, values_table
+from dlqbatch.store.scopes import own, scope_of
 from dlqbatch.store.states import Phase
 from dlqbatch.store.tables import ATTEMPTS, BREAKERS, MESSAGES, PLAN_ITEMS, PLANS
 from dlqbatch.store.text import key
 
 _FIELDS: Final = Breaker.__slots__
-_SELECT: Final = select(BREAKERS.c.origin, *(BREAKERS.c[name] for name in _FIELDS))
+_STATES: Final = select(BREAKERS.c.origin, *(BREAKERS.c[name] for name in _FIELDS))
 _FIRST: Final = Breaker()
 
 
@@ -75,15 +76,15 @@ def failures_of(
 
 def not_closed(connection: Connection, origins: Iterable[str]) -> set[str]:
     """Of these origins those whose circuit breaker does not let everything through."""
-    of_these = in_list(connection, BREAKERS.c.origin, origins)
-    return set(connection.scalars(select(BREAKERS.c.origin).where(BREAKERS.c.phase != Phase.CLOSED, of_these)))
+    of_these = (_ours(connection), in_list(connection, BREAKERS.c.origin, origins))
+    return set(connection.scalars(select(BREAKERS.c.origin).where(BREAKERS.c.phase != Phase.CLOSED, *of_these)))
 
 
 def admit(
     connection: Connection, wanted: Mapping[str, Sequence[int]], now: datetime, limits: Limits, *, keep: bool = True
 ) -> set[int]:
     """Of the rows by origin, those that may be sent now; without `keep` nobody becomes the probe by it."""
-    states = _by_origin(connection, _SELECT.where(BREAKERS.c.origin.in_(list(wanted))))
+    states = _by_origin(connection, _states_of(connection, list(wanted)))
     doubtful = {origin: state for origin, state in states.items() if state.phase is not Phase.CLOSED}
     admitted = {row_id for origin in wanted.keys() - doubtful.keys() for row_id in wanted[origin]}
     before = _locked(connection, doubtful) if keep else doubtful
@@ -103,8 +104,10 @@ def count_sent(connection: Connection, origins: Iterable[str], now: datetime, li
     numbers = Counter(origins)
     if numbers:
         first = {**{name: getattr(_FIRST, name) for name in _FIELDS}, "updated_at": now}
-        adding = insert_into(connection, BREAKERS).on_conflict_do_nothing(index_elements=[BREAKERS.c.origin])
-        connection.execute(adding, [{"origin": origin, **first} for origin in sorted(numbers)])
+        adding = insert_into(connection, BREAKERS)
+        adding = adding.on_conflict_do_nothing(index_elements=[BREAKERS.c.scope_id, BREAKERS.c.origin])
+        scope = {"scope_id": scope_of(connection)}
+        connection.execute(adding, [{"origin": origin, **first, **scope} for origin in sorted(numbers)])
     before = _locked(connection, numbers)
     after = {origin: breaker.sent(state, now, limits, numbers[origin]) for origin, state in before.items()}
     _save(connection, before, after, now)
@@ -127,7 +130,7 @@ def release_probes(connection: Connection, row_ids: Iterable[int], now: datetime
 def count_succeeded(connection: Connection, row_ids: Collection[int], now: datetime) -> None:
     """These rows were resolved: a probe closes its breaker, and so does an attempt that was sent since it opened."""
     _end_probes(connection, row_ids, now, lambda state, probe: breaker.succeeded(state, probe, now))
-    if not connection.scalar(select(exists().where(BREAKERS.c.phase != Phase.CLOSED))):
+    if not connection.scalar(select(exists().where(_ours(connection), BREAKERS.c.phase != Phase.CLOSED))):
         return
     sent = select(*(MESSAGES.c[name] for name in ("origin_queue", "origin_exchange", "origin_key")), ATTEMPTS.c.sent_at)
     sent = sent.join(MESSAGES, MESSAGES.c.id == ATTEMPTS.c.message_id)
@@ -147,7 +150,8 @@ def _end_probes(
     """The breakers whose probe is one of these rows."""
     names = [str(row_id) for row_id in row_ids]
     if names:
-        origins = connection.scalars(select(BREAKERS.c.origin).where(BREAKERS.c.probe.in_(names))).all()
+        probed = (_ours(connection), BREAKERS.c.probe.in_(names))
+        origins = connection.scalars(select(BREAKERS.c.origin).where(*probed)).all()
         before = {origin: state for origin, state in _locked(connection, origins).items() if state.probe in names}
         _save(connection, before, {origin: ended(state, str(state.probe)) for origin, state in before.items()}, now)
 
@@ -156,8 +160,16 @@ def _locked(connection: Connection, origins: Iterable[str]) -> dict[str, Breaker
     names = list(origins)
     if not names:
         return {}
-    query = _SELECT.where(BREAKERS.c.origin.in_(names)).order_by(BREAKERS.c.origin)
+    query = _states_of(connection, names).order_by(BREAKERS.c.origin)
     return _by_origin(connection, query.with_for_update())
+
+
+def _ours(connection: Connection) -> ColumnElement[bool]:
+    return own(connection, BREAKERS.c.scope_id)
+
+
+def _states_of(connection: Connection, origins: Sequence[str]) -> Select[Any]:
+    return _STATES.where(_ours(connection), BREAKERS.c.origin.in_(origins))
 
 
 def _by_origin(connection: Connection, query: Select[Any]) -> dict[str, Breaker]:
@@ -171,5 +183,5 @@ def _save(connection: Connection, before: Mapping[str, Breaker], after: Mapping[
         if state != before[origin]
     ]
     if changed:
-        saving = update(BREAKERS).where(BREAKERS.c.origin == bindparam("_origin"))
+        saving = update(BREAKERS).where(_ours(connection), BREAKERS.c.origin == bindparam("_origin"))
         connection.execute(saving.values({name: bindparam(name) for name in ("updated_at", *_FIELDS)}), changed)

@@ -16,6 +16,7 @@ from dlqbatch.store import journal
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.journal import RowMove
 from dlqbatch.store.reservation import ended_plans_with_rows, items_of_rows, places_of, release_reservations
+from dlqbatch.store.scopes import own
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS, PLANS
 
@@ -41,7 +42,8 @@ def release_ended_plans(
     with reading(engine) as connection:
         # Held, or sent: to tell them apart here would be to look at all that are sent.
         held = exists().where(_M.plan_id == _P.id, _M.status == Status.PROCESSING)
-        aborted = connection.scalars(select(_P.id).where(_P.state == "aborted", held)).all()
+        is_aborted = (own(connection, _P.scope_id), _P.state == "aborted")
+        aborted = connection.scalars(select(_P.id).where(*is_aborted, held)).all()
     for plan_id in aborted:
         return_expired(engine, plan_id, actor=actor, worker=worker, lease=lease, now=now)
     for plan_id in ended_plans_with_rows(engine):

@@ -7,6 +7,8 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 import psutil
@@ -20,7 +22,7 @@ from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.errors import SettingsError
-from dlqbatch.jobs import Report, RunOptions, bounds_of
+from dlqbatch.jobs import Report, RunOptions, bounds_of, scope_of
 from dlqbatch.lifecycle import breaker
 from dlqbatch.lifecycle.backoff_and_off_peak import Options, zone
 from dlqbatch.lifecycle.ended_replays import release_ended_plans
@@ -32,7 +34,7 @@ from dlqbatch.lifecycle.rule_rows import Rules
 from dlqbatch.lifecycle.run import Lifecycle
 from dlqbatch.lifecycle.strategy import Choice, LoadLimits
 from dlqbatch.settings import Settings
-from dlqbatch.store.access import StoreClock, engine_for, store_for
+from dlqbatch.store.access import StoreClock, engine_for, store_for, store_of
 from dlqbatch.store.engine import keeping
 from dlqbatch.topology.declare import dead_letter_queues, kinds_of, trust_of
 from dlqbatch.topology.kinds import Drained
@@ -53,12 +55,13 @@ def lifecycle(settings: Settings, run_options: RunOptions) -> Report:
     # The broker first: what is claimed while it is down would wait for its lease to end.
     connection = connect(access_to(settings, "dlqbatch lifecycle", bounds))
     try:
-        engine = store_for(settings)
+        scope = scope_of(settings, connection)
+        engine = store_of(settings, scope, dry_run=run_options.dry_run)
         if not run_options.dry_run:
             _release_aborted_plans(settings, engine, run_options, bounds)
         # A connection for each transaction would cost PostgreSQL more than all that is done in it.
         with keeping(engine):
-            return _job(settings, run_options, connection, engine, bounds).run()
+            return replace(_job(settings, run_options, connection, engine, bounds).run(), scope=scope)
     finally:
         connection.close()
 
@@ -126,7 +129,15 @@ def retry_options(settings: Settings) -> Options:
         off_peak_hours=settings.off_peak_hours,
         zone=zone(settings.time_zone),
         recheck=settings.recheck,
+        most_asked=_most_asked(settings),
     )
+
+
+def _most_asked(settings: Settings) -> timedelta:
+    if not settings.retry_after:
+        return timedelta(0)
+    by_settings = (timedelta(milliseconds=delay) for delay in settings.retry_after_delays)
+    return max(by_settings, default=max(settings.retry_delays))
 
 
 def breaker_limits(settings: Settings) -> breaker.Limits:

@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, exists, func, select, text, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, and_, exists, func, or_, select, text, update
 
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import IS_SENT, LEASE, abandon_unsent
 from dlqbatch.lifecycle.rules import LONGEST_SEARCHED
 from dlqbatch.lifecycle.strategy import Back, Claimed
-from dlqbatch.store import journal
+from dlqbatch.store import holds, journal
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.journal import RowMove
 from dlqbatch.store.reservation import begun
+from dlqbatch.store.scopes import own
 from dlqbatch.store.states import Status, Strategy
 from dlqbatch.store.tables import ATTEMPTS, HAS_LEASE, IS_DUE, MESSAGES
 from dlqbatch.store.waiting import overdue
@@ -32,27 +33,17 @@ CLAIMED: Final[tuple[ColumnElement[Any], ...]] = (
     func.length(_M.body).label("body_size"),
 )
 """The columns that make a Claimed; of a long message only what is looked at."""
-HAS_ATTEMPT: Final = exists().where(ATTEMPTS.c.message_id == _M.id, ATTEMPTS.c.closed_at.is_(None)).label("has_attempt")
+_ORDERED: Final[tuple[ColumnElement[Any], ...]] = (_M.id, _M.priority, _M.created_at)
 _IN_ORDER: Final = (_M.priority.desc(), _M.created_at, _M.id)
-_PROMOTED_AT_ONCE: Final = 1_000
-"""How many rows are marked as due at once; age counts only among rows that are marked."""
+HAS_ATTEMPT: Final = exists().where(ATTEMPTS.c.message_id == _M.id, ATTEMPTS.c.closed_at.is_(None)).label("has_attempt")
+_LOOKED_AT: Final = 1_000
+"""How many due rows a claim looks at; age counts only among them."""
+_SENT_AT_ONCE: Final = 5_000
+"""Leases of sent rows that one run removes: as many as a run sends by default."""
 
 
 HoldBack = Callable[[Connection, Sequence[Row[*tuple[Any, ...]]], datetime], set[int]]
 """Puts off rows that have become due, and returns the ids of these: nobody claims them."""
-
-
-def promote(engine: Engine, now: datetime, limit: int = _PROMOTED_AT_ONCE, hold_back: HoldBack | None = None) -> int:
-    """Mark rows whose time has come: highest priority first, then the longest waiting; says how many."""
-    waiting = select(_M.id, _M.strategy, _M.origin_queue, _M.origin_exchange, _M.origin_key)
-    with writing(engine) as connection:
-        rows = overdue(connection, waiting.with_for_update(skip_locked=True), now, limit)
-        put_off = hold_back(connection, rows, now) if hold_back is not None else set()
-        ids = [row.id for row in rows if row.id not in put_off]
-        if ids:
-            marking = update(MESSAGES).where(in_list(connection, _M.id, ids))
-            connection.execute(marking.values(is_due=true()))
-    return len(ids)
 
 
 def claim(
@@ -69,28 +60,67 @@ def claim(
     All share one token. Fewer than `limit` also when other workers are taking the rest at this moment; none only when
     nothing is due that nobody has taken, or when what has become due was held back.
     """
-    due = select(*CLAIMED).where(text(IS_DUE)).order_by(*_IN_ORDER).limit(limit).with_for_update(skip_locked=True)
+    lock = _lock(owner, now, lease)
     while True:
-        marked = promote(engine, now, _PROMOTED_AT_ONCE, hold_back)
-        lock = _lock(owner, now, lease)
         with writing(engine) as connection:
-            rows = connection.execute(due).all()
-            moves = [RowMove(row.id, Status.PENDING, Status.PROCESSING, None, reason, lock) for row in rows]
+            for group in holds.lifted(connection):
+                holds.revive(connection, group.fingerprint, group.queue, now)
+            found, is_more = _take_due(connection, now, limit, hold_back)
+            moves = [RowMove(row.id, Status.PENDING, Status.PROCESSING, None, reason, lock) for row in found]
             journal.move_locked(connection, moves, now, ACTOR)
-        # A plan, or another worker, may take all that was marked before it is claimed.
-        if rows or not marked:
-            return [claimed(row, lock["lock_token"]) for row in rows]
+        if found or not is_more:
+            return [claimed(row, lock["lock_token"]) for row in found]
+
+
+def _take_due(
+    connection: Connection, now: datetime, limit: int, hold_back: HoldBack | None
+) -> tuple[list[Row[*tuple[Any, ...]]], bool]:
+    """Due rows, locked; and whether more may be due, because what was looked at is of groups that are on hold."""
+    found: list[Row[*tuple[Any, ...]]] = []
+    parked: set[int] = set()
+    put_off: set[int] = set()
+    ids = [row.id for row in _next(connection, select(*_ORDERED), now, _LOOKED_AT)]
+    # Of what waits behind a breaker one row is let through as the probe, each time that they are held back.
+    while ids and len(found) < limit and not put_off:
+        some, ids = ids[: limit - len(found)], ids[limit - len(found) :]
+        rows = _still_due(connection, some, now)
+        parked |= holds.park(connection, rows, now)
+        rows = [row for row in rows if row.id not in parked]
+        put_off = hold_back(connection, rows, now) if hold_back is not None else set()
+        found += [row for row in rows if row.id not in put_off]
+    if not found and not put_off and not parked:
+        # Other workers hold all of these: what is due behind them is free.
+        free = overdue(connection, select(_M.id).with_for_update(skip_locked=True), now, limit)
+        rows = _still_due(connection, [row.id for row in free], now)
+        parked = holds.park(connection, rows, now)
+        found = [row for row in rows if row.id not in parked]
+    return found, bool(parked)
+
+
+def _next(connection: Connection, rows: Select[Any], now: datetime, limit: int) -> list[Row[*tuple[Any, ...]]]:
+    """The first of these rows, whose columns begin with _ORDERED, in the order in which they are claimed."""
+    # An older dlqbatch, which may run beside this one, marks the rows that it is about to claim.
+    marked = connection.execute(rows.where(text(IS_DUE), own(connection)).order_by(*_IN_ORDER).limit(limit)).all()
+    found = [*marked, *overdue(connection, rows, now, limit)]
+    return sorted(found, key=lambda row: (-row.priority, row.created_at, row.id))[:limit]
+
+
+def _still_due(connection: Connection, row_ids: Sequence[int], now: datetime) -> list[Row[*tuple[Any, ...]]]:
+    """Lock those of the rows that nobody has taken, locked or reserved meanwhile; in the order of their ids' list."""
+    is_free = (_M.status == Status.PENDING, _M.plan_id.is_(None), or_(_M.is_due, _M.next_retry_at <= now))
+    locking = select(*CLAIMED, _M.strategy).where(in_list(connection, _M.id, row_ids), *is_free)
+    rows = {row.id: row for row in connection.execute(locking.with_for_update(skip_locked=True))}
+    return [rows[row_id] for row_id in row_ids if row_id in rows]
 
 
 def due(engine: Engine, limit: int, now: datetime) -> list[Claimed]:
-    """The rows that a run would claim, in its order: expired leases first, then what is due, marked or not."""
+    """The rows that a run would claim, in its order: expired leases first, then what is due."""
     expired = (text(HAS_LEASE), _M.lease_until < now, ~IS_SENT)
-    rows = select(*CLAIMED, HAS_ATTEMPT, _M.priority, _M.created_at)
+    rows = select(*_ORDERED, *CLAIMED[1:], HAS_ATTEMPT)
     with reading(engine) as connection:
+        rows = rows.where(own(connection), holds.not_on_hold(connection))
         taken_over = connection.execute(rows.where(*expired).order_by(_M.lease_until).limit(limit)).all()
-        marked = connection.execute(rows.where(text(IS_DUE)).order_by(*_IN_ORDER).limit(limit)).all()
-        unmarked = overdue(connection, rows, now, limit)
-    in_order = sorted([*marked, *unmarked], key=lambda row: (-row.priority, row.created_at, row.id))
+        in_order = _next(connection, rows, now, limit)
     return [claimed(row, "", has_attempt=row.has_attempt) for row in [*taken_over, *in_order][:limit]]
 
 
@@ -109,25 +139,38 @@ def take_over(
     the lease is only removed: that row is under observation.
     """
     with writing(engine) as connection:
-        is_over = _M.lease_until < now
-        expired = select(_M.id).where(text(HAS_LEASE), is_over)
+        is_over = and_(_M.lease_until < now, holds.not_on_hold(connection))
+        expired = select(_M.id).where(text(HAS_LEASE), own(connection), is_over, ~IS_SENT)
         if plan_id is not None:
             # By its items: what it has sent keeps its lease, which counts for nothing.
             is_its = in_list(connection, _M.id, begun(connection, plan_id))
             held = (_M.plan_id == plan_id, _M.status == Status.PROCESSING)
-            expired = select(_M.id).where(is_its, *held, is_over)
+            expired = select(_M.id).where(own(connection), is_its, *held, is_over)
         expired = expired.order_by(_M.lease_until).limit(limit)
-        ids = connection.scalars(expired.with_for_update(skip_locked=True)).all()
+        ids = connection.scalars(expired.with_for_update(skip_locked=True, of=MESSAGES)).all()
         if not ids:
+            if plan_id is None:
+                _remove_sent_leases(connection, now)
             return []
         mine = in_list(connection, _M.id, ids)
         lock = _lock(owner, now, lease)
+        # Asked again now that the rows are locked: a confirm is marked with its row locked, and may have been faster.
         connection.execute(update(MESSAGES).where(mine, IS_SENT).values(lease_until=None))
         connection.execute(update(MESSAGES).where(mine, ~IS_SENT).values(lock))
         taking = select(*CLAIMED, HAS_ATTEMPT).where(mine, _M.lease_until.is_not(None))
         rows = connection.execute(taking.order_by(*_IN_ORDER)).all()
         journal.note_many(connection, {row.id: "lease expired: taken over" for row in rows}, now, actor)
         return [claimed(row, lock["lock_token"], has_attempt=row.has_attempt) for row in rows]
+
+
+def _remove_sent_leases(connection: Connection, now: datetime) -> None:
+    """Leases that are over and whose row was sent count for nothing; without them nobody reads past their rows.
+
+    A row that comes to rest before its lease is over, as most do, was never written for that.
+    """
+    over = select(_M.id).where(text(HAS_LEASE), own(connection), _M.lease_until < now, IS_SENT).limit(_SENT_AT_ONCE)
+    if ids := connection.scalars(over.with_for_update(skip_locked=True)).all():
+        connection.execute(update(MESSAGES).where(in_list(connection, _M.id, ids)).values(lease_until=None))
 
 
 def give_back(engine: Engine, rows: Mapping[int, Back], now: datetime, actor: str = ACTOR) -> set[int]:

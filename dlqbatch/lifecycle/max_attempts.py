@@ -37,13 +37,15 @@ def after_failed_attempt(
     *,
     jitter: float = 0.0,
     max_attempts: int = MAX_ATTEMPTS,
+    asked: int = 0,
 ) -> AfterFailure:
     """Failed after the last attempt, manual if its strategy has no time for the next one, else pending.
 
-    `status` is processing, or resolved for what came back late; `failed_before` does not count this attempt.
+    `status` is processing, or resolved for what came back late; `failed_before` does not count this attempt; `asked` is
+    how many seconds the failure asked to wait.
     """
     failed = min(failed_before + 1, _LARGEST_COUNT)
-    due = next_retry(strategy, failed, now, options, jitter=jitter)
+    due = next_retry(strategy, failed, now, options, jitter=jitter, asked=asked)
     if failed >= max_attempts:
         end, due = Status.FAILED, None
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
@@ -29,12 +30,11 @@ from dlqbatch.lifecycle.proof import (
     Sent,
     Sighting,
     Unproven,
-    UnprovenRetries,
     counted_from,
     figures_of,
     proof_of,
 )
-from dlqbatch.lifecycle.return_checks import LoggedRun, emptied_since, left_both, unseen
+from dlqbatch.lifecycle.return_checks import LoggedRun, UnprovenRetries, emptied_since, left_both, unseen
 
 log = logs.get(__name__)
 
@@ -143,7 +143,10 @@ class Observation:
     _sightings: dict[str, list[Sighting]] = field(default_factory=dict)
     _retries: defaultdict[str, list[Sent]] = field(default_factory=lambda: defaultdict(list))
     _histories: dict[str, History] = field(default_factory=dict)
-    _runs: dict[tuple[str, datetime | None], Sequence[LoggedRun]] = field(default_factory=dict)
+    _ingests: dict[str, LoggedRun | None] = field(default_factory=dict)
+    _drains: dict[tuple[frozenset[str], datetime], LoggedRun | None] = field(default_factory=dict)
+    _oldest: datetime | None = None
+    """When the first retry was sent; runs that began before cannot have seen what became of any."""
     _missing: dict[Way, Missing] = field(default_factory=dict)
 
     def resolve(self, now: datetime, *, dry_run: bool = False) -> Resolution:
@@ -155,6 +158,7 @@ class Observation:
             page = self.attempts.sent_before(now, _PAGE, after, stuck)
             if not page or self.is_over():
                 break
+            self._oldest = self._oldest or page[0].sent_at
             after = (page[-1].sent_at, page[-1].attempt_id)
             self._read_queues_of(page, now, dry_run=dry_run)
             judged = self._judge(page, now)
@@ -194,7 +198,8 @@ class Observation:
                 to = each.sent_to
                 self._targets[each.way] = Target() if to is None else self.reader.readings.target(to)
             target = self._targets[each.way]
-            for queue in (*target.queues, *target.delays, *_framework_delays(target)):
+            hiding = self._hiding(*self._ways_back(each), is_acknowledged=True)
+            for queue in (*target.queues, *target.delays, *_framework_delays(target), *hiding):
                 begun[queue] = min(begun.get(queue, each.begun_at), each.begun_at)
                 if each.acknowledged_at is None:
                     self._retries[queue].append(Sent(each.begun_at, each.sent_at))
@@ -223,7 +228,7 @@ class Observation:
                     continue
                 at, proof = answer
                 judged.acknowledged[at, proof][each.row_id] = each.attempt
-            why = self._unseen(each, at)
+            why = self._unseen(each, at, is_acknowledged=True)
             if why:
                 self._missing[each.way] = Missing(f"it was acknowledged; {why}", is_acknowledged=True)
                 judged.stuck.add(each.way)
@@ -265,7 +270,7 @@ class Observation:
         if not answer.is_of_its_own:
             judged.stuck.add(each.way)
 
-    def _unseen(self, each: SentAttempt, since: datetime) -> str:
+    def _unseen(self, each: SentAttempt, since: datetime, *, is_acknowledged: bool = False) -> str:
         """What has to be looked into yet; empty if a return since that time would have been seen."""
         target = self._targets[each.way]
         if target.held_back_in is None and each.has_framework_id:
@@ -285,24 +290,46 @@ class Observation:
             if emptied is None:
                 return f"queue '{queue}', where its dead letters wait on their way, has not been seen empty since"
             since = emptied
+        sources, back = self._ways_back(each)
+        for queue in self._hiding(sources, back, is_acknowledged=is_acknowledged):
+            emptied = self._histories[queue].empty_since(since + self.lag)
+            if emptied is None:
+                return f"delayed retry may hide it in queue '{queue}', which has not been seen empty since (see doctor)"
+            since = emptied
+        ingests = self._newest_ingests(back, since)
+        edge = emptied_since(ingests, back)
+        drain = self._newest_drain(frozenset(sources), since, edge) if edge is not None and sources else None
+        return unseen([drain] if drain is not None else [], ingests, sources, back, since)
+
+    def _ways_back(self, each: SentAttempt) -> tuple[Collection[str], AbstractSet[str]]:
+        """The queues through which it would come back: those that drains take from, and those of ingests."""
+        target = self._targets[each.way]
         ends, is_known = set(target.comes_back_through or ()), bool(target.comes_back_through)
         back = ends - set(self.sources)
         if not (is_known and each.is_elsewhere):
-            back.add(each.source_queue)
-        sources: Collection[str] = ()
+            back |= {each.source_queue} - set(target.queues)
         if not is_known or ends & set(self.sources) or back & set(self.dead_letter_queues):
-            back |= set(self.dead_letter_queues)
-            sources = self.sources
-        ingests = self._logged("ingest", None)
-        edge = emptied_since(ingests, back)
-        drains = self._logged("drain", edge) if edge is not None and sources else ()
-        return unseen(drains, ingests, sources, back, since)
+            return self.sources, back | set(self.dead_letter_queues)
+        return (), back
 
-    def _logged(self, job: str, before: datetime | None) -> Sequence[LoggedRun]:
-        """The newest runs of the job that began before that time, read once."""
-        if (job, before) not in self._runs:
-            self._runs[job, before] = self.attempts.newest_runs(job, before)
-        return self._runs[job, before]
+    def _hiding(self, sources: Collection[str], back: Collection[str], *, is_acknowledged: bool) -> list[str]:
+        """Those of these queues in which the broker may hide a message from a run, in the order of its way.
+
+        The management API has shown that it was acknowledged; so where it is silent now, that may be for a moment.
+        """
+        by_way = {queue: self.reader.readings.may_hide(queue) for queue in (*sorted(sources), *sorted(back))}
+        return [queue for queue, hides in by_way.items() if hides or (hides is None and is_acknowledged)]
+
+    def _newest_ingests(self, queues: AbstractSet[str], since: datetime) -> list[LoggedRun]:
+        """Of each queue the newest ingest that saw it empty, looked for once."""
+        if new := queues - self._ingests.keys():
+            self._ingests |= self.attempts.newest_ingests(new, self._oldest or since)
+        return [run for queue in queues if (run := self._ingests[queue]) is not None]
+
+    def _newest_drain(self, sources: frozenset[str], since: datetime, before: datetime) -> LoggedRun | None:
+        if (sources, before) not in self._drains:
+            self._drains[sources, before] = self.attempts.newest_drain(sources, self._oldest or since, before)
+        return self._drains[sources, before]
 
     def _unproven(self, now: datetime) -> list[UnprovenRetries]:
         """What is missing, once for each origin, by the first retry that was sent there."""

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Row,
     case,
     delete,
+    exists,
     func,
     insert,
     literal,
@@ -30,12 +31,13 @@ from dlqbatch.broker.facts import ChannelReading, QueueCounters, QueueReading
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import close_attempts
 from dlqbatch.lifecycle.leases import ACTOR
-from dlqbatch.lifecycle.proof import Sighting, UnprovenRetries, counted_from, worth_keeping
-from dlqbatch.lifecycle.return_checks import LoggedRun
+from dlqbatch.lifecycle.proof import Sighting, counted_from, worth_keeping
+from dlqbatch.lifecycle.return_checks import LoggedRun, UnprovenRetries
 from dlqbatch.store import journal, tables
 from dlqbatch.store.bulk import in_list, insert_into, values_table
 from dlqbatch.store.column_types import BIGINT, Time
 from dlqbatch.store.engine import reading, writing
+from dlqbatch.store.scopes import own, own_runs, scope_of
 from dlqbatch.store.states import Outcome, Status
 from dlqbatch.store.waiting import overdue
 
@@ -43,11 +45,16 @@ _A: Final = tables.ATTEMPTS.c
 _M: Final = tables.MESSAGES.c
 _P: Final = tables.PLANS.c
 _R: Final = tables.QUEUE_READINGS.c
-_NEWEST_RUNS: Final = 300
+_MOST_RUNS: Final = 10_000
+"""How many runs of a job are looked through for one that saw a queue empty, the newest first."""
 _READINGS_KEPT: Final = timedelta(days=30)
 """Readings of a queue that no retry waits in are kept as long: the next retry to it has them as its beginning."""
 _MOST_SHOWN: Final = 1_000
 _ORIGIN: Final = (_M.origin_queue, _M.origin_exchange, _M.origin_key)
+
+_IS_PROCESSING: Final = func.lower(_M.status) == Status.PROCESSING.value
+"""Written so that no index knows it: each message is found by its attempt, and PostgreSQL, where it has no statistics
+yet, must not begin with all messages of that state."""
 
 Way = tuple[int, str, str, str, str]
 """What an outcome depends on: a plan that named a queue or 0, the origin, the source queue."""
@@ -93,15 +100,15 @@ class SentAttempts:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def newest_runs(self, job: str, before: datetime | None = None) -> list[LoggedRun]:
-        """The newest runs of drain or ingest that began before that time."""
-        runs = tables.RUNS.c
-        query = select(runs.started_at, runs.ended_at, runs.emptied).where(runs.job == job)
-        if before is not None:
-            query = query.where(runs.started_at < before)
+    def newest_ingests(self, queues: Collection[str], since: datetime) -> dict[str, LoggedRun | None]:
+        """For each queue the newest ingest that saw it empty, if it began after that time."""
         with reading(self._engine) as connection:
-            found = connection.execute(query.order_by(runs.started_at.desc()).limit(_NEWEST_RUNS))
-            return [LoggedRun(started_at, ended_at, frozenset(emptied)) for started_at, ended_at, emptied in found]
+            return {queue: _newest_run(connection, "ingest", (queue,), since) for queue in queues}
+
+    def newest_drain(self, queues: Collection[str], since: datetime, before: datetime) -> LoggedRun | None:
+        """The newest drain that saw all of these queues empty, began after `since` and was over before `before`."""
+        with reading(self._engine) as connection:
+            return _newest_run(connection, "drain", queues, since, before)
 
     def sent_before(
         self,
@@ -114,18 +121,19 @@ class SentAttempts:
 
         `after` is `sent_at` and `attempt_id` of the last one on the page before.
         """
-        conditions: list[Any] = [text(tables.OBSERVED), _A.sent_at < time, _M.status == Status.PROCESSING]
+        conditions: list[Any] = [text(tables.OBSERVED), _A.sent_at < time, _IS_PROCESSING]
         if after is not None:
             conditions.append(tuple_(_A.sent_at, _A.id) > tuple_(literal(after[0], Time), literal(after[1], BIGINT)))
         with reading(self._engine) as connection:
+            conditions.append(own(connection, _A.scope_id))
             to_queues = _to_queues(connection)
             way = _way(connection, to_queues)
             if without:
-                columns = (_P.id, *_ORIGIN, _M.source_queue)
-                ways = values_table(connection, dict(zip(columns, map(list, zip(*without, strict=True)), strict=True)))
+                named = (_P.id, *_ORIGIN, _M.source_queue)
+                ways = values_table(connection, dict(zip(named, map(list, zip(*without, strict=True)), strict=True)))
                 conditions.append(tuple_(*way).not_in(select(*ways.c)))
-            own = (_A.message_id, _A.number, _A.created_at, _A.sent_at, _A.acknowledged_at, _A.proof, _A.id)
-            query = select(*own, _M.moved_to, _M.framework_id.is_not(None), *way).join(
+            columns = (_A.message_id, _A.number, _A.created_at, _A.sent_at, _A.acknowledged_at, _A.proof, _A.id)
+            query = select(*columns, _M.moved_to, _M.framework_id.is_not(None), *way).join(
                 tables.MESSAGES, _M.id == _A.message_id
             )
             found = connection.execute(query.where(*conditions).order_by(_A.sent_at, _A.id).limit(limit)).all()
@@ -135,7 +143,7 @@ class SentAttempts:
         """The origins of so many messages that are due, each once."""
         marked = select(*_ORIGIN).where(text(tables.IS_DUE)).limit(limit)
         with reading(self._engine) as connection:
-            found = {tuple(row) for row in connection.execute(marked)}
+            found = {tuple(row) for row in connection.execute(marked.where(own(connection)))}
             found |= {tuple(row) for row in overdue(connection, select(*_ORIGIN), now, limit)}
         known = (row for row in found if any(row))
         return [Origin(queue or None, exchange, key or "") for queue, exchange, key in sorted(known, key=repr)]
@@ -146,7 +154,7 @@ class SentAttempts:
             to_queues = _to_queues(connection)
             labelled = [column.label(f"way_{n}") for n, column in enumerate(_way(connection, to_queues))]
             oldest = select(_A.sent_at, *labelled).join(tables.MESSAGES, _M.id == _A.message_id)
-            oldest = oldest.where(text(tables.OBSERVED), _M.status == Status.PROCESSING)
+            oldest = oldest.where(text(tables.OBSERVED), own(connection, _A.scope_id), _IS_PROCESSING)
             each = oldest.order_by(_A.sent_at).limit(limit).subquery()
             way = [each.c[column.name] for column in labelled]
             query = select(*way, func.count(), func.min(each.c.sent_at, type_=Time)).group_by(*way)
@@ -171,14 +179,14 @@ class SentAttempts:
             mine = in_list(connection, _M.id, attempts)
             locking = select(_M.id, _M.status, _M.lock_token).where(mine).order_by(_M.id).with_for_update()
             rows = connection.execute(locking).all()
-            sent = select(_A.message_id, _A.number).where(
-                text(tables.OBSERVED), in_list(connection, _A.message_id, attempts)
-            )
-            numbers = {row.message_id: row.number for row in connection.execute(sent)}
+            observed = (text(tables.OBSERVED), in_list(connection, _A.message_id, attempts))
+            asked = select(_A.message_id, _A.number, _A.strategy).where(*observed)
+            sent = {row.message_id: row for row in connection.execute(asked)}
             moves = [
-                journal.RowMove(row.id, Status.PROCESSING, status, row.lock_token, attempts[row.id][1])
+                journal.RowMove(row.id, Status.PROCESSING, status, row.lock_token, attempts[row.id][1], columns)
                 for row in rows
-                if row.status == Status.PROCESSING and numbers.get(row.id) == attempts[row.id][0]
+                if row.status == Status.PROCESSING and row.id in sent and sent[row.id].number == attempts[row.id][0]
+                for columns in [{"strategy": sent[row.id].strategy} if sent[row.id].strategy else {}]
             ]
             close_attempts(connection, {move.row_id: attempts[move.row_id][0] for move in moves}, outcome, now)
             moved = journal.move_many(connection, moves, now, ACTOR)
@@ -210,11 +218,13 @@ class SentAttempts:
                 times = [sighting.at for sighting in earlier[each.queue]] + [each.at]
                 kept = worth_keeping(sorted(times), oldest.get(each.queue), now)
                 unneeded = [at for at in times[:-1] if at not in kept]
-                ids = select(_R.id).where(_R.queue == each.queue, in_list(connection, _R.at, unneeded))
+                this = (own(connection, _R.scope_id), _R.queue == each.queue)
+                ids = select(_R.id).where(*this, in_list(connection, _R.at, unneeded))
                 over += connection.scalars(ids).all() if unneeded else []
             if rows:
-                connection.execute(insert(tables.QUEUE_READINGS), rows)
-            removing = delete(tables.QUEUE_READINGS)
+                scope = {"scope_id": scope_of(connection)}
+                connection.execute(insert(tables.QUEUE_READINGS), [row | scope for row in rows])
+            removing = delete(tables.QUEUE_READINGS).where(own(connection, _R.scope_id))
             if over:
                 connection.execute(removing.where(in_list(connection, _R.id, over)))
             connection.execute(removing.where(_R.at < now - _READINGS_KEPT, ~in_list(connection, _R.queue, oldest)))
@@ -233,24 +243,52 @@ class SentAttempts:
         # In one order, as everywhere: that avoids deadlocks.
         rows = [each._asdict() for each in sorted(unproven, key=lambda each: each.place)]
         with writing(self._engine) as connection:
-            places = [row["place"] for row in rows]
-            connection.execute(delete(table).where(~in_list(connection, table.c.place, places)))
+            scope = {"scope_id": scope_of(connection)}
+            over = ~in_list(connection, table.c.place, [row["place"] for row in rows])
+            connection.execute(delete(table).where(own(connection, table.c.scope_id), over))
             adding = insert_into(connection, table)
             changed = {name: adding.excluded[name] for name in UnprovenRetries._fields if name != "place"}
             if rows:
-                connection.execute(adding.on_conflict_do_update(index_elements=[table.c.place], set_=changed), rows)
+                key = [table.c.scope_id, table.c.place]
+                replacing = adding.on_conflict_do_update(index_elements=key, set_=changed)
+                connection.execute(replacing, [row | scope for row in rows])
+
+
+def _newest_run(
+    connection: Connection, job: str, queues: Collection[str], since: datetime, before: datetime | None = None
+) -> LoggedRun | None:
+    # The newest first, until one of them has seen the queues: most often that is the first.
+    runs = tables.RUNS.c
+    wanted = select(runs.started_at, runs.ended_at, runs.emptied).where(runs.job == job, runs.started_at > since)
+    wanted = wanted.where(own_runs(connection))
+    if before is not None:
+        wanted = wanted.where(runs.started_at < before, runs.ended_at < before)
+    newest = wanted.order_by(runs.started_at.desc()).limit(_MOST_RUNS).subquery()
+    saw_all = (_holds(connection, newest.c.emptied, queue) for queue in queues)
+    found = connection.execute(select(newest.c.started_at, newest.c.ended_at).where(*saw_all).limit(1)).first()
+    return LoggedRun(found.started_at, found.ended_at, frozenset(queues)) if found is not None else None
+
+
+def _holds(connection: Connection, names: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    """The JSON list holds this name."""
+    if connection.dialect.name == "postgresql":
+        return names.contains([name])
+    each = func.json_each(names).table_valued("value")
+    return exists().select_from(each).where(each.c.value == name).correlate_except(each)
 
 
 def unproven(connection: Connection) -> tuple[UnprovenRetries, ...]:
     """What keeps sent retries from being resolved, the oldest first."""
     table = tables.UNPROVEN_RETRIES.c
     query = select(*(table[name] for name in UnprovenRetries._fields)).order_by(table.sent_at, table.place)
-    return tuple(UnprovenRetries(*row) for row in connection.execute(query.limit(_MOST_SHOWN)))
+    query = query.where(own(connection, table.scope_id)).limit(_MOST_SHOWN)
+    return tuple(UnprovenRetries(*row) for row in connection.execute(query))
 
 
 def _to_queues(connection: Connection) -> dict[int, str]:
     """The queues that plans have named, by plan."""
-    return dict(connection.execute(select(_P.id, _P.to_queue).where(_P.to_queue.is_not(None))).all())
+    named = select(_P.id, _P.to_queue).where(own(connection, _P.scope_id), _P.to_queue.is_not(None))
+    return dict(connection.execute(named).all())
 
 
 def _place(way: Way, to_queues: Mapping[int, str]) -> str:
@@ -287,7 +325,8 @@ def _sent_attempt(row: Row[*tuple[Any, ...]], to_queues: Mapping[int, str]) -> S
 def _sightings(connection: Connection, queues: Collection[str]) -> dict[str, list[Sighting]]:
     found: defaultdict[str, list[Sighting]] = defaultdict(list)
     if queues:
-        query = select(_R.queue, _R.at, _R.counted_from, _R.reading).where(in_list(connection, _R.queue, queues))
+        of_these = (own(connection, _R.scope_id), in_list(connection, _R.queue, queues))
+        query = select(_R.queue, _R.at, _R.counted_from, _R.reading).where(*of_these)
         for queue, at, began, shown in connection.execute(query.order_by(_R.at, _R.id)):
             found[queue].append(Sighting(_reading(queue, at, shown), began))
     return found

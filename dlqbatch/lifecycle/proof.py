@@ -187,15 +187,14 @@ class History:
 
     def _too_few(self, index: int, before: int) -> str:
         """A purge of a queue that was quiet otherwise: fewer acknowledgements than retries of ours."""
-        last = self._same_count(index)[-1].reading
-        if last.counters is None or (last.consumers and not last.channels):
+        # The management API may not have answered every time.
+        last = _newest_counted(self._same_count(index))
+        if last is None or last.counters is None or (last.consumers and not last.channels):
             # Consumers that have no channel of AMQP 0-9-1 are not counted by every release.
             return ""
         acknowledged, since, begin = last.counters.acknowledged, "its counters began", 0
-        if before:
-            start = self._sightings[before - 1].reading
-            if start.counters is None:
-                return ""
+        start = _newest_counted(self._sightings[:before])
+        if start is not None and start.counters is not None:
             acknowledged -= start.counters.acknowledged
             since, begin = "they were sent", bisect_right(self._retries, start.at, key=lambda each: each.begun_at)
         until = self._times[index] - self._lag
@@ -313,14 +312,30 @@ class History:
             return Unproven(self.queue, f"queue '{self.queue}' is not there any more", by_window=True)
         figures = f"queue '{self.queue}': {figures_of(last)}"
         if not last.by_management:
-            is_over = not last.may_hide_delayed and bool(last.consumers or not last.ready)
-            return Unproven(self.queue, f"{figures}; {last.missing}", by_window=is_over)
+            return self._uncounted(last, before)
         if refused:
             is_lost = self._began_again(len(self._sightings) - 1, before) and not last.may_drop
             return Unproven(self.queue, f"{figures}; {refused}", is_lost and is_empty(last), is_of_its_own=True)
         if after == len(self._sightings):
             return Unproven(self.queue, f"{figures}; the broker's figures may be from before the send")
         return Unproven(self.queue, f"{figures}; {_why_it_stands(last)}")
+
+    def _uncounted(self, last: QueueReading, before: int) -> Unproven:
+        """The management API did not answer the newest look; if it has not since before the send, the window decides.
+
+        Where it has, and is silent for a while, a consumer may still hold what it had shown.
+        """
+        figures = f"queue '{self.queue}': {figures_of(last)}"
+        counted = [each.reading for each in self._sightings[max(before - 1, 0) :] if each.reading.by_management]
+        if counted:
+            shown = f"the newest counts are of {counted[-1].at:%H:%M:%S} UTC: {figures_of(counted[-1])}"
+            return Unproven(self.queue, f"{figures}; {shown}; {last.missing}")
+        is_over = not last.may_hide_delayed and bool(last.consumers or not last.ready)
+        return Unproven(self.queue, f"{figures}; {last.missing}", by_window=is_over)
+
+
+def _newest_counted(sightings: Sequence[Sighting]) -> QueueReading | None:
+    return next((each.reading for each in reversed(sightings) if each.reading.counters is not None), None)
 
 
 def proof_of(histories: Mapping[str, History], queues: Sequence[str], retry: Sent) -> tuple[Proof, ...] | Unproven:
@@ -372,25 +387,3 @@ def _held(reading: QueueReading) -> int:
 
 def _depth(reading: QueueReading) -> int:
     return max(reading.total, _held(reading))
-
-
-class UnprovenRetries(NamedTuple):
-    """Retries to one origin that are sent and not resolved, and what the newest look found missing."""
-
-    place: str
-    retries: int
-    sent_at: datetime
-    """When the first of them was."""
-    acknowledged: bool
-    """It was acknowledged; what is missing is a look where it would come back."""
-    missing: str
-    queue: str | None
-    ready: int | None
-    unacknowledged: int | None
-    delayed: int | None
-    consumers: int | None
-    at: datetime
-    """When somebody looked."""
-
-    def as_dict(self) -> dict[str, object]:
-        return {**self._asdict(), "sent_at": self.sent_at.isoformat(), "at": self.at.isoformat()}

@@ -41,7 +41,7 @@ class Resend:
 
     origins: Origins
     trust: Trust
-    login: bytes
+    login: bytes | None
     limit: int
     """The sender's `login` and `properties_limit`."""
     return_to_queue: bool = True
@@ -90,7 +90,7 @@ class Resend:
             attempt=row.attempt,
             origin=recorded,
         )
-        digest = digest_for(route.exchange, delivery.digest)
+        digest = digest_for(route.exchange, headers, delivery.digest)
         properties = stamp(envelope, travels, login=self.login, limit=self.limit, digest=digest)
         if properties is None:
             return Hold(MANUAL, HEADERS_TOO_LARGE)

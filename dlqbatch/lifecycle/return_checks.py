@@ -100,3 +100,25 @@ def left_both(
         if gone is not None and gone <= last:
             return gone
     return None
+
+
+class UnprovenRetries(NamedTuple):
+    """Retries to one origin that are sent and not resolved, and what the newest look found missing."""
+
+    place: str
+    retries: int
+    sent_at: datetime
+    """When the first of them was."""
+    acknowledged: bool
+    """It was acknowledged; what is missing is a look where it would come back."""
+    missing: str
+    queue: str | None
+    ready: int | None
+    unacknowledged: int | None
+    delayed: int | None
+    consumers: int | None
+    at: datetime
+    """When somebody looked."""
+
+    def as_dict(self) -> dict[str, object]:
+        return {**self._asdict(), "sent_at": self.sent_at.isoformat(), "at": self.at.isoformat()}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, delete, func, select, text
 
+from dlqbatch.amqp.masking import MASK
 from dlqbatch.lifecycle.rules import UNKNOWN, Match, Rule, RuleRefused, compiled, explain, in_order
+from dlqbatch.logs import masked
+from dlqbatch.store import action_log
+from dlqbatch.store.action_log import By
 from dlqbatch.store.bulk import insert_into
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import LARGEST_ID, NoSuchMessage, NotUnderstood
@@ -16,6 +21,7 @@ from dlqbatch.store.states import On, Strategy
 from dlqbatch.store.tables import MESSAGES, RULES
 from dlqbatch.store.text import LONGEST_NAME, visible
 
+KIND: Final = "rule"
 _STEP: Final = 10  # a rule that comes to the front leaves room for others between it and the next
 _POSITIONS: Final = range(-(2**31), 2**31)
 # As plain SQL: people edit the table, and typed columns fail on values that they do not know.
@@ -35,6 +41,14 @@ class Changed:
     rule: Rule
     is_new: bool
     dry_run: bool
+    action: str | None = None
+    """What undoes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    action: str | None
+    """What undoes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,7 @@ class Rules:
         strategy: Strategy | None = None,
         position: int | None = None,
         dry_run: bool = False,
+        by: By | None = None,
     ) -> Changed:
         """Add a rule or change one; what is None stays as it is in one that is there.
 
@@ -107,23 +122,24 @@ class Rules:
                     raise NotUnderstood(f"there is no room before the first rule, at {lowest}; give it a --position")
             rule = Rule(position, name, on or before.get("match_on") or On.ANY, pattern, strategy)
             _check_pattern(rule.pattern)
+            action = None
             if not dry_run:
                 values = {"position": position, "match_on": rule.on, "pattern": pattern, "strategy": strategy}
-                adding = insert_into(connection, RULES)
-                adding = adding.values(name=name, **values)
-                # Two that add one rule at once: the later has the last word.
-                connection.execute(adding.on_conflict_do_update(index_elements=[RULES.c.name], set_=values))
-        return Changed(rule, not before, dry_run)
+                _write(connection, name, values)
+                action = action_log.decide(connection, by, KIND, name, before or None, {"name": name} | values)
+        return Changed(rule, not before, dry_run, action)
 
-    def remove(self, name: str, *, dry_run: bool = False) -> bool:
-        """False if there is no such rule."""
+    def remove(self, name: str, *, dry_run: bool = False, by: By | None = None) -> Removed | None:
+        """None if there is no such rule."""
         if not _can_be_stored(name):
-            return False
-        if dry_run:
-            with reading(self._engine) as connection:
-                return bool(_before(connection, name, lock=False))
-        with writing(self._engine) as connection:
-            return connection.execute(delete(RULES).where(RULES.c.name == name)).rowcount > 0
+            return None
+        with (reading if dry_run else writing)(self._engine) as connection:
+            before = _before(connection, name, lock=not dry_run)
+            action = None
+            if before and not dry_run:
+                connection.execute(delete(RULES).where(RULES.c.name == name))
+                action = action_log.decide(connection, by, KIND, name, before, None)
+        return Removed(action) if before else None
 
     def like(self, name: str) -> tuple[str, ...]:
         """Names of rules that somebody may have meant."""
@@ -145,7 +161,32 @@ class Rules:
             row = connection.execute(query).one_or_none() if 0 < row_id <= LARGEST_ID else None
         if row is None:
             raise NoSuchMessage(row_id)
-        return self.test(row.error_type, row.error_message)
+        answer = self.test(row.error_type, row.error_message)
+        kind, message = (text and masked(text) for text in (row.error_type, row.error_message))
+        shown = f"{kind}\n{message}"
+        matches = tuple(replace(each, found=each.found if each.found in shown else MASK) for each in answer.matches)
+        return replace(answer, error_type=kind, message=message, matches=matches)
+
+
+def put_back(connection: Connection, details: Mapping[str, Any]) -> str:
+    """Write the rule as it was before an action; if it has been changed since, say so and write nothing."""
+    name, before = details[KIND], details["before"]
+    if (_before(connection, name, lock=True) or None) != details["after"]:
+        return f"somebody has changed the rule '{name}' since"
+    if before is not None and None in before.values():
+        return f"the rule '{name}' could not be used as it was before"
+    if before is None:
+        connection.execute(delete(RULES).where(RULES.c.name == name))
+    else:
+        values = {"match_on": On(before["match_on"]), "strategy": Strategy(before["strategy"])}
+        _write(connection, name, {"position": before["position"], "pattern": before["pattern"]} | values)
+    return ""
+
+
+def _write(connection: Connection, name: str, values: Mapping[str, Any]) -> None:
+    adding = insert_into(connection, RULES).values(name=name, **values)
+    # Two that add one rule at once: the later has the last word.
+    connection.execute(adding.on_conflict_do_update(index_elements=[RULES.c.name], set_=values))
 
 
 def _check_pattern(pattern: str) -> None:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import secrets
-from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
-from sqlalchemy import Connection, Engine, select, update
+from sqlalchemy import Connection, Engine, select
 
-from dlqbatch.amqp.readable import BodyForm, Readable, body_form, body_lines, readable
-from dlqbatch.ingest.dialects import read_dramatiq
-from dlqbatch.lifecycle import breaker_rows as breakers
-from dlqbatch.lifecycle.attempts import IS_SENT
+from dlqbatch.logs import masked
 from dlqbatch.messages import queries as messages
-from dlqbatch.messages.queries import WAITING, Attempt, Content, Detail, Groups, Record, Transition, linked_by_edits
-from dlqbatch.messages.timeline import Step, timeline
-from dlqbatch.store import journal as states
+from dlqbatch.messages.changes import Changes, change_many
+from dlqbatch.messages.discard import discard_some, restore_some
+from dlqbatch.messages.queries import WAITING, Groups, Record
+from dlqbatch.messages.selection import check_number, choose
+from dlqbatch.messages.shown import Reveal, Shown, masked_record, reveal, shown
 from dlqbatch.store.access import StoreClock
-from dlqbatch.store.engine import keeping, reading, writing
-from dlqbatch.store.filter_conditions import near
+from dlqbatch.store.action_log import Request, check_person
+from dlqbatch.store.engine import reading, writing
+from dlqbatch.store.filter_conditions import exchanges_named, near, values_not_found
 from dlqbatch.store.filters import LARGEST_ID, Filters, NoSuchMessage, NotUnderstood, Place
-from dlqbatch.store.reservation import hash_of, holder
-from dlqbatch.store.states import Move, Status, path, path_of_discard
-from dlqbatch.store.tables import ATTEMPTS, MESSAGES, TRANSITIONS
-from dlqbatch.store.text import json_ready
+from dlqbatch.store.reservation import hash_of
+from dlqbatch.store.scopes import own
+from dlqbatch.store.states import Status
+from dlqbatch.store.tables import TRANSITIONS
 
 JOURNAL_LOOKED_THROUGH: Final = 200_000
 """Without a message, so many of the newest entries of the journal are searched for an actor."""
-_PAGE: Final = 200
-_M: Final = MESSAGES.c
 _T: Final = TRANSITIONS.c
 
 
@@ -40,52 +38,6 @@ class Listing:
     messages: tuple[Record, ...]
     next: str | None
     """What the next page begins after; None: there is nothing behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    record: Record
-    content: Content
-    attempts: tuple[Attempt, ...]
-    transitions: tuple[Transition, ...]
-    timeline: tuple[Step, ...]
-    readable: Readable
-    body_form: BodyForm
-    plan: str | None = None
-    """The hash of the replay plan that has reserved it, or is sending it."""
-
-    @property
-    def stack_note(self) -> str:
-        """What a reader of the stack has to know; empty if there is nothing."""
-        if read_dramatiq(self.content.body) is None:
-            return ""
-        return "why its framework retried it for the last time; what it died of after that is written nowhere"
-
-    def body_lines(self) -> Iterator[str]:
-        return body_lines(self.content.body, self.body_form)
-
-    def as_dict(self) -> dict[str, object]:
-        """Everything there is, the body exactly."""
-        content: dict[str, object] = {
-            "properties": dict(self.readable.properties),
-            "headers": dict(self.readable.headers),
-            "properties_readable": self.readable.is_whole,
-            "properties_base64": b64encode(self.content.properties).decode(),
-            "body_form": self.body_form,
-            "body_base64": b64encode(self.content.body).decode(),
-            "attempts": json_ready(self.attempts),
-            "transitions": json_ready(self.transitions),
-            "timeline": json_ready(self.timeline),
-            "plan": self.plan,
-        }
-        return {field.name: json_ready(getattr(self.record, field.name)) for field in fields(self.record)} | content
-
-
-def shown(detail: Detail, plan: str | None = None) -> Shown:
-    content = detail.content
-    record, attempts, transitions = detail.record, detail.attempts, detail.transitions
-    form = body_form(content.body)
-    return Shown(record, content, attempts, transitions, timeline(detail), readable(content.properties), form, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,74 +61,56 @@ class Journal:
     """False: only the newest entries were looked through for this actor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    id: int | None
-    """None for a message that was named by its identity and has no number."""
-    before: Status | None
-    """None: there is no such message."""
-    after: Status | None
-    is_done: bool
-    """On a dry run: whether it would be."""
-    why: str = ""
-    """What stood in the way, and what to do about it; of what is done, what there is to know of it."""
-    asked: str | None = None
-    """How the caller named it, where that need not be its number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    changes: tuple[Change, ...]
-    dry_run: bool
-
-    @property
-    def done(self) -> int:
-        return sum(change.is_done for change in self.changes)
-
-    @property
-    def not_done(self) -> int:
-        return len(self.changes) - self.done
-
-    def as_dict(self) -> dict[str, object]:
-        changes = [
-            {
-                field.name: json_ready(getattr(one, field.name))
-                for field in fields(one)
-                if one.asked or field.name != "asked"
-            }
-            for one in self.changes
-        ]
-        return {"dry_run": self.dry_run, "done": self.done, "not_done": self.not_done, "messages": changes}
-
-
 class MessageActions:
     """Each call is on its own; it holds no connection in between."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def page(self, filters: Filters, limit: int = 50, after: str | None = None) -> Listing:
+    def page(self, filters: Filters, limit: int = 50, after: str | None = None, by: Reveal | None = None) -> Listing:
+        """Masked, unless `by` says who sees it unmasked and why."""
         place = None if after is None else Place.parse(after)
-        with reading(self._engine) as connection:
+        with self._showing(by) as connection:
             page = messages.find(connection, filters, limit, place)
-        return Listing(page.records, page.next and page.next.token)
+            if by is not None:
+                reveal(connection, [record.id for record in page.records], by, StoreClock(self._engine)())
+        records = page.records if by is not None else tuple(map(masked_record, page.records))
+        return Listing(records, page.next and page.next.token)
 
     def groups(self, filters: Filters, limit: int = 50) -> Groups:
-        with reading(self._engine) as connection:
-            return messages.groups(connection, filters, limit)
+        with reading(self._engine, is_snapshot=True) as connection:
+            found = messages.groups(connection, filters, limit)
+        groups = tuple(replace(group, sample=masked_record(group.sample)) for group in found.groups)
+        return replace(found, groups=groups)
 
     def near(self, filters: Filters) -> list[str]:
         """Why nothing matches: which names no message has, and the names most like them."""
         with reading(self._engine) as connection:
             return near(connection, filters)
 
-    def show(self, row_id: int) -> Shown:
+    def values_not_found(self, filters: Filters) -> list[str]:
+        """Which of a pasted list's ids or values no message has, and which queues an exchange was taken for."""
+        if not (filters.ids or filters.fields or filters.origins or filters.unwanted):
+            return []
         with reading(self._engine) as connection:
+            return [*exchanges_named(connection, filters), *values_not_found(connection, filters)]
+
+    def show(self, row_id: int, by: Reveal | None = None) -> Shown:
+        """Masked, unless `by` says who sees it unmasked and why."""
+        with self._showing(by) as connection:
+            if by is not None:
+                reveal(connection, [min(row_id, LARGEST_ID)], by, StoreClock(self._engine)())
             detail = messages.get(connection, row_id) if 0 < row_id <= LARGEST_ID else None
             plan = None if detail is None else hash_of(connection, detail.record.plan_id)
         if detail is None:
             raise NoSuchMessage(row_id)
-        return shown(detail, plan)
+        return shown(detail, plan, is_revealed=by is not None)
+
+    def _showing(self, by: Reveal | None) -> AbstractContextManager[Connection]:
+        if by is None:
+            return reading(self._engine)
+        check_person(by.actor, by.reason)
+        return writing(self._engine)
 
     def journal(
         self, row_id: int | None = None, *, actor: str | None = None, since: datetime | None = None, limit: int = 50
@@ -188,6 +122,9 @@ class MessageActions:
         newest = (_T.id.desc(),) if row_id is not None else (_T.at.desc(), _T.id.desc())
         query = select(*(_T[field.name] for field in fields(Entry))).where(*conditions).order_by(*newest)
         with reading(self._engine) as connection:
+            if row_id is None:
+                conditions.append(own(connection, _T.scope_id))
+                query = query.where(own(connection, _T.scope_id))
             edge = None
             if actor is not None:
                 if row_id is None:
@@ -198,7 +135,8 @@ class MessageActions:
                     query = query.where(_T.at >= edge)
                 query = query.where(_T.actor == actor)
             found = connection.execute(query.limit(limit))
-            return Journal(tuple(Entry(*row) for row in found), edge is None)
+            entries = tuple(Entry(*row) for row in found)
+        return Journal(tuple(replace(each, reason=masked(each.reason)) for each in entries), edge is None)
 
     def discard(
         self,
@@ -209,12 +147,14 @@ class MessageActions:
         reason: str,
         now: datetime | None = None,
         everything: bool = False,
+        expect: int | None = None,
         dry_run: bool = False,
+        verified: bool = False,
     ) -> Changes:
         """Archive these, or all that match; a filter without a status means what is not over yet.
 
-        Each message changes in a transaction of its own, all its moves or none. Without a time it is the store's: how
-        long a message is kept counts from there.
+        More than a hundred that a filter matches are discarded only where `expect` is their number. Without a time it
+        is the store's: how long a message is kept counts from there.
         """
         now = StoreClock(self._engine)() if now is None else now
         filters = None if filters == Filters() else filters
@@ -226,10 +166,14 @@ class MessageActions:
                 "not over yet. Nothing was changed."
             )
         check_person(actor, reason)
-        with keeping(self._engine) as engine:
-            chosen = iter(dict.fromkeys(row_ids)) if row_ids else _matching(engine, filters or Filters(), WAITING)
-            found = tuple(_discard(engine, row_id, actor, reason, now, dry_run=dry_run) for row_id in chosen)
-        return Changes(found, dry_run)
+        chosen = None if row_ids else choose(self._engine, filters or Filters(), WAITING)
+        if chosen is not None and (not dry_run or expect is not None):
+            check_number(chosen.split, expect)
+        request = Request("discard", actor, reason, verified, _shown(row_ids, filters or Filters()))
+        some = partial(discard_some, actor=actor, reason=reason, now=now, dry_run=dry_run)
+        ids = dict.fromkeys(row_ids) if chosen is None else chosen.row_ids
+        done = change_many(self._engine, ids, request, now, some, dry_run=dry_run)
+        return done if chosen is None else replace(done, split=chosen.split)
 
     def restore(
         self,
@@ -240,6 +184,7 @@ class MessageActions:
         reason: str,
         now: datetime | None = None,
         dry_run: bool = False,
+        verified: bool = False,
     ) -> Changes:
         """Archived messages to manual, where a person decides about them again; without a time at the store's.
 
@@ -252,141 +197,12 @@ class MessageActions:
         if filters is not None and set(filters.statuses) - {Status.ARCHIVED}:
             raise NotUnderstood("only what is archived can be restored; leave --status out. Nothing was changed.")
         check_person(actor, reason)
-        with keeping(self._engine) as engine:
-            chosen = iter(dict.fromkeys(row_ids)) if filters is None else _matching(engine, filters, [Status.ARCHIVED])
-            is_named = filters is None
-            found = tuple(
-                _restore(engine, row_id, actor, reason, now, dry_run=dry_run, is_named=is_named) for row_id in chosen
-            )
-        return Changes(found, dry_run)
+        are_named = filters is None
+        ids = dict.fromkeys(row_ids) if filters is None else choose(self._engine, filters, [Status.ARCHIVED]).row_ids
+        request = Request("restore", actor, reason, verified, _shown(row_ids, filters or Filters()))
+        some = partial(restore_some, actor=actor, reason=reason, now=now, dry_run=dry_run, are_named=are_named)
+        return change_many(self._engine, ids, request, now, some, dry_run=dry_run)
 
 
-def _matching(engine: Engine, filters: Filters, statuses: Sequence[Status]) -> Iterator[int]:
-    """The ids that match, page by page, the newest first: what arrives meanwhile is in front of the first page.
-
-    Of these states where the filters name none.
-    """
-    if not filters.statuses:
-        filters = replace(filters, statuses=tuple(statuses))
-    place = None
-    while True:
-        with reading(engine) as connection:
-            page = messages.find(connection, filters, _PAGE, place)
-        yield from [record.id for record in page.records]
-        place = page.next
-        if place is None:
-            return
-
-
-def _discard(engine: Engine, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
-    with (reading if dry_run else writing)(engine) as connection:
-        row = _row(connection, row_id, lock=not dry_run)
-        if row is None:
-            return _missing(row_id)
-        if row.lease_until is not None and not connection.scalar(select(IS_SENT).where(_M.id == row_id)):
-            return Change(row_id, row.status, row.status, is_done=False, why=_held(row))
-        if (name := holder(connection, row.plan_id)) is not None:
-            why = f"replay plan {name} has reserved it; `dlqbatch replay abort {name}` lets it go"
-            return Change(row_id, row.status, row.status, is_done=False, why=why)
-        if row.status == Status.RESOLVED:
-            return Change(row_id, row.status, row.status, is_done=False, why=_RESOLVED)
-        moves = path_of_discard(row.status)
-        if not moves:
-            return Change(row_id, row.status, row.status, is_done=False, why="it is archived already")
-        if not dry_run:
-            if row.status == Status.PROCESSING:
-                # It was sent, and may never be resolved: nobody waits for it any more.
-                given_up = update(ATTEMPTS).where(ATTEMPTS.c.message_id == row_id, ATTEMPTS.c.closed_at.is_(None))
-                connection.execute(given_up.values(closed_at=now, outcome="abandoned"))
-            carry_out(connection, row_id, moves, now, actor, reason, row.lock_token)
-            breakers.release_probes(connection, [row_id], now)
-        return Change(row_id, row.status, Status.ARCHIVED, is_done=True)
-
-
-def _restore(
-    engine: Engine, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool, is_named: bool
-) -> Change:
-    with (reading if dry_run else writing)(engine) as connection:
-        row = _row(connection, row_id, lock=not dry_run)
-        if row is None:
-            return _missing(row_id)
-        if row.status != Status.ARCHIVED:
-            why = f"it is {row.status}; only what is archived can be restored"
-            return Change(row_id, row.status, row.status, is_done=False, why=why)
-        if not is_named and messages.was_edited(connection, row_id):
-            why = f"{replaced(connection, row_id)}; to restore it all the same, name it by its id"
-            return Change(row_id, row.status, row.status, is_done=False, why=why)
-        if not dry_run:
-            carry_out(connection, row_id, path(row.status, Status.MANUAL, by_person=True), now, actor, reason)
-        return Change(row_id, row.status, Status.MANUAL, is_done=True, why=replaced(connection, row_id))
-
-
-def replaced(connection: Connection, row_id: int) -> str:
-    """What to know of a message that an edit has replaced; nothing of any other message."""
-    linked = linked_by_edits(connection, row_id)
-    if not linked:
-        return ""
-    first = linked[0]
-    if first.status is None:
-        return (
-            f"message {first.row_id} took its place in an edit, and is deleted by now: it may well have been "
-            "handled, and whoever replays this one does the work twice"
-        )
-    return f"message {first.row_id} ({first.status}) took its place in an edit; whoever replays both sends it twice"
-
-
-def _row(connection: Connection, row_id: int, *, lock: bool) -> Any:
-    if not 0 < row_id <= LARGEST_ID:
-        return None
-    held = (_M.lock_owner, _M.lock_token, _M.lease_until, _M.plan_id)
-    query = select(_M.identity, _M.status, *held).where(_M.id == row_id)
-    return connection.execute(query.with_for_update() if lock else query).one_or_none()
-
-
-def carry_out(
-    connection: Connection,
-    row_id: int,
-    moves: Sequence[Move],
-    now: datetime,
-    actor: str,
-    reason: str,
-    token: str | None = None,
-) -> None:
-    """The row is locked by this transaction, and no worker has it: nobody else can come in between."""
-    for step in moves:
-        columns: dict[str, Any] = {"next_retry_at": None}
-        lock = token
-        if step.end == Status.PROCESSING:
-            token = secrets.token_hex(8)
-            columns |= {"lock_owner": actor, "lock_token": token, "locked_at": now}
-        else:
-            token = None
-        if not states.move(connection, row_id, step.start, step.end, lock, now, actor, reason, **columns):
-            raise RuntimeError(f"message {row_id} changed although it was locked")
-
-
-_RESOLVED: Final = (
-    "it is resolved: it was handled, and nothing sends it again. Discarded, it could be restored, and the work be done "
-    "twice; `dlqbatch retain` deletes it when its time is over"
-)
-
-
-def _missing(row_id: int) -> Change:
-    return Change(row_id, None, None, is_done=False, why="there is no such message")
-
-
-def _held(row: Any) -> str:
-    return (
-        f"{row.lock_owner or 'a worker'} works on it until {row.lease_until:%Y-%m-%d %H:%M:%S} UTC. "
-        "Discard it when it is no longer processing; a run of the lifecycle takes over what was left behind"
-    )
-
-
-def check_person(actor: str, reason: str) -> None:
-    """Both go into the journal."""
-    if not actor.strip() or actor in states.JOBS:
-        raise NotUnderstood(
-            f"'{actor}' does not name a person, and the journal has to: give a name with --actor. Nothing was changed."
-        )
-    if not reason.strip():
-        raise NotUnderstood("a reason is needed: it goes into the journal. Nothing was changed.")
+def _shown(row_ids: Sequence[int], filters: Filters) -> dict[str, object]:
+    return {"ids": len(row_ids)} if row_ids else filters.shown() or {"all": True}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
 from typing import Any, Final, NamedTuple, NoReturn
@@ -15,20 +16,25 @@ from sqlalchemy import Connection, Engine, select
 from dlqbatch.amqp import headers as names
 from dlqbatch.amqp import table as amqp_table
 from dlqbatch.amqp.delivery import open_envelope
+from dlqbatch.amqp.fields import Fields
 from dlqbatch.amqp.identity import digest_of, header_digest, message_id_of
 from dlqbatch.amqp.properties import labels, split
 from dlqbatch.amqp.readable import BodyForm, body_form, readable
 from dlqbatch.amqp.table import LONGEST_NAME, Field, UnreadableTable, encode_field, fields, to_bytes
 from dlqbatch.errors import DlqbatchError
-from dlqbatch.ingest.dialects import read_dramatiq
-from dlqbatch.messages.actions import carry_out, check_person
+from dlqbatch.ingest.dialects import framework_id, read_dramatiq
+from dlqbatch.messages.discard import former_columns
+from dlqbatch.messages.shown import Reveal, reveal
+from dlqbatch.store import action_log
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock
+from dlqbatch.store.action_log import ActionRow, Request, StateChange, change_states, check_person, last_transitions
 from dlqbatch.store.engine import reading, writing
-from dlqbatch.store.filters import LARGEST_ID, NoSuchMessage
+from dlqbatch.store.filters import LARGEST_ID, NoSuchMessage, action_name
 from dlqbatch.store.journal import EDIT_OF, EDITED
 from dlqbatch.store.reservation import holder
-from dlqbatch.store.states import Status, path_of_discard
+from dlqbatch.store.scopes import scope_of
+from dlqbatch.store.states import Status
 from dlqbatch.store.tables import MESSAGES
 
 _M: Final = MESSAGES.c
@@ -38,6 +44,9 @@ _KEPT: Final = (
     *("moved_to", "event", "reason", "error_type", "error_message", "error_stack", "fingerprint", "retry_count"),
     *("first_failed_at", "last_failed_at", "priority", "tags", "source", "system_state", "possible_duplicate"),
 )
+
+
+_FIELDS: Final = Fields()
 
 
 class NotEditable(DlqbatchError):
@@ -75,16 +84,20 @@ class Edited:
     changed: tuple[str, ...]
     """`body`, and `header NAME`."""
     dry_run: bool
+    action: str | None = None
 
 
 class Editing:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, fields: Fields = _FIELDS) -> None:
+        self._engine, self._fields = engine, fields
 
-    def original(self, row_id: int, *, force: bool = False) -> Original:
-        """What there is to edit; NotEditable before anybody takes the trouble."""
-        with reading(self._engine) as connection:
-            body: bytes = _editable(connection, row_id, lock=False, force=force).body
+    def original(self, row_id: int, by: Reveal, *, force: bool = False) -> Original:
+        """What there is to edit, unmasked and so journalled; NotEditable before anybody takes the trouble."""
+        check_person(by.actor, by.reason)
+        now = StoreClock(self._engine)()
+        with writing(self._engine) as connection:
+            body: bytes = editable(connection, row_id, lock=False, force=force).body
+            reveal(connection, [row_id], by, now)
         return Original(body, body_form(body))
 
     def edit(
@@ -98,6 +111,7 @@ class Editing:
         headers: HeaderEdits | None = None,
         force: bool = False,
         dry_run: bool = False,
+        verified: bool = False,
     ) -> Edited:
         """The new row is in manual: nothing goes out before a person replays it.
 
@@ -108,7 +122,7 @@ class Editing:
         headers = HeaderEdits() if headers is None else headers
         now = StoreClock(self._engine)() if now is None else now
         with (reading if dry_run else writing)(self._engine) as connection:
-            row = _editable(connection, row_id, lock=not dry_run, force=force)
+            row = editable(connection, row_id, lock=not dry_run, force=force)
             properties = edit_headers(row.properties, headers)
             changed = tuple(f"header {name}" for name in headers.names) if properties != row.properties else ()
             if body is not None and body != row.body:
@@ -117,10 +131,16 @@ class Editing:
             if not changed:
                 raise NothingEdited(row_id)
             done = Edited(row_id, row.status, None, None, row.identity, changed, dry_run)
-            return done if dry_run else _carry_out(connection, row, done, body, properties, now, actor, reason)
+            if dry_run:
+                return done
+            done, rows = put_in_its_place(connection, row, done, body, properties, now, actor, reason, self._fields)
+            request = Request("edit", actor, reason, verified, {"ids": 1}, {"changed": list(changed)})
+            action_id = action_log.begin(connection, request, now, ended=True)
+            action_log.add_rows(connection, action_id, rows)
+            return replace(done, action=action_name(action_id))
 
 
-def _carry_out(
+def put_in_its_place(
     connection: Connection,
     row: Any,
     planned: Edited,
@@ -129,18 +149,18 @@ def _carry_out(
     now: datetime,
     actor: str,
     reason: str,
-) -> Edited:
+    fields: Fields,
+) -> tuple[Edited, tuple[ActionRow, ActionRow]]:
     """The new row first: the original's journal names it."""
     identity = secrets.token_hex(16)
     was = header_digest(message_id_of(row.properties), len(row.body), [row.body])
     body = row.body if body is None else body
     properties = readdress(properties, identity, row.identity, body, was)
     message_id = labels(open_envelope("", "", False, len(body), properties).properties).message_id or b""
-    dramatiq = read_dramatiq(body)
     new = {name: getattr(row, name) for name in _KEPT} | {
         "identity": identity,
         "parent": row.identity,
-        "framework_id": dramatiq.id or None if dramatiq is not None else None,
+        "framework_id": framework_id(body, read_dramatiq(body)),
         "body": body,
         "properties": properties,
         "digest": digest_of(body, message_id),
@@ -149,19 +169,35 @@ def _carry_out(
         "had_id": True,
         "ack_proven": True,
         "status": Status.MANUAL,
+        "fields": fields.read(body, properties),
     }
     what = ", ".join(planned.changed)
     ids = states.arrive(connection, [new], now, actor, f"{EDIT_OF}{row.id} ({what}): {reason}")
     new_id = ids[identity]
     why = f"{EDITED}{new_id} takes its place: {reason}"
-    carry_out(connection, row.id, path_of_discard(row.status), now, actor, why)
-    return Edited(row.id, row.status, new_id, identity, row.identity, planned.changed, dry_run=False)
+    before = last_transitions(connection, [row.id])
+    change = StateChange(row.id, row.status, Status.ARCHIVED, row.lock_token, why)
+    change_states(connection, [change], now, actor)
+    after = last_transitions(connection, [row.id, new_id])
+    lines = (
+        ActionRow(
+            row.id,
+            "done",
+            row.status,
+            Status.ARCHIVED,
+            before=former_columns(row),
+            last_before=before.get(row.id),
+            last_after=after[row.id],
+        ),
+        ActionRow(new_id, "done", None, Status.MANUAL, last_after=after[new_id], edit_of=row.id),
+    )
+    return Edited(row.id, row.status, new_id, identity, row.identity, planned.changed, dry_run=False), lines
 
 
-def _editable(connection: Connection, row_id: int, *, lock: bool, force: bool) -> Any:
+def editable(connection: Connection, row_id: int, *, lock: bool, force: bool) -> Any:
     row = None
     if 0 < row_id <= LARGEST_ID:
-        query = select(MESSAGES).where(_M.id == row_id)
+        query = select(MESSAGES).where(_M.scope_id == scope_of(connection), _M.id == row_id)
         row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
         raise NoSuchMessage(row_id)
@@ -171,6 +207,8 @@ def _editable(connection: Connection, row_id: int, *, lock: bool, force: bool) -
             "a retry of it is under way and may be out already; edit it when it is no longer processing, or discard "
             "and restore it first",
         )
+    if row.erased_at is not None:
+        raise NotEditable(row_id, "it is erased: nothing is left of it")
     if row.status == Status.ARCHIVED:
         raise NotEditable(row_id, f"it is archived; `dlqbatch messages restore {row_id}` takes it out")
     if row.status == Status.RESOLVED and not force:
@@ -278,7 +316,7 @@ def check_body(before: bytes, after: bytes, properties: bytes, *, force: bool = 
     if force or not _should_be_json(before, properties):
         return
     try:
-        json.loads(after.decode(), parse_int=len, parse_float=len, parse_constant=_no_json)
+        json.loads(after.removeprefix(BOM_UTF8).decode(), parse_int=len, parse_float=len, parse_constant=_no_json)
     except RecursionError:
         raise EditRefused(
             "the body should be JSON, and is nested too deeply to tell; --force takes it as it is"

@@ -7,15 +7,17 @@ newest first, and says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, literal, or_, select, tuple_
 
-from dlqbatch.store import filter_conditions
+from dlqbatch.store import counts, filter_conditions
+from dlqbatch.store.bulk import in_list
 from dlqbatch.store.column_types import BIGINT, Time
+from dlqbatch.store.counts import Figures, Since
 from dlqbatch.store.filters import Filters, Place
 from dlqbatch.store.journal import EDIT_OF, EDITED
 from dlqbatch.store.states import Outcome, Status, Strategy
@@ -25,7 +27,7 @@ _M: Final = MESSAGES.c
 WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.MANUAL, Status.FAILED)
 """The states of messages that are not over yet."""
 LOOKED_THROUGH: Final = 50_000
-COUNTED: Final = 200_000
+COUNTED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,18 @@ class Groups:
 
 def find(connection: Connection, filters: Filters, limit: int = 50, after: Place | None = None) -> Page:
     """The newest first."""
+    rows, place = page_of(connection, SUMMARY, filters, limit, after)
+    return Page(tuple(Record(*row[: len(SUMMARY)]) for row in rows), place)
+
+
+def page_of(
+    connection: Connection,
+    columns: Sequence[ColumnElement[Any]],
+    filters: Filters,
+    limit: int,
+    after: Place | None = None,
+) -> tuple[list[Row[*tuple[Any, ...]]], Place | None]:
+    """These columns of the messages, the newest first, and the place where the page ended."""
     conditions = filter_conditions.conditions(connection, filters)
     if after is not None:
         conditions.append(_key() < _at(after))
@@ -70,42 +84,94 @@ def find(connection: Connection, filters: Filters, limit: int = 50, after: Place
         if last is not None:
             conditions.append(_key() >= _at(last))
         conditions += texts
-    found = connection.execute(select(*SUMMARY).where(*conditions).order_by(*_newest()).limit(limit + 1))
-    records = [Record(*row) for row in found]
-    if len(records) > limit:
-        records.pop()
-        last = Place(records[-1].created_at, records[-1].id)
-    return Page(tuple(records), last)
+    place = (_M.created_at.label("place_at"), _M.id.label("place_id"))
+    query = select(*columns, *place).where(*conditions).order_by(*_newest()).limit(limit + 1)
+    rows = list(connection.execute(query))
+    if len(rows) > limit:
+        rows.pop()
+        last = Place(rows[-1].place_at, rows[-1].place_id)
+    return rows, last
 
 
 def groups(connection: Connection, filters: Filters, limit: int = 50) -> Groups:
     """Equal failures together; without a status, those that are not over yet."""
+    largest = largest_groups(connection, filters, limit)
+    found = []
+    for each in largest.groups:
+        ours = (*largest.conditions, _M.fingerprint == each.fingerprint, _M.created_at == each.last)
+        sample = Record(*connection.execute(select(*SUMMARY).where(*ours).order_by(*_newest()).limit(1)).one())
+        found.append(Group(each.fingerprint, each.counts, each.first, each.last, sample))
+    return Groups(tuple(found), largest.is_complete, largest.total)
+
+
+class CountedGroup(NamedTuple):
+    """A group, or its messages in one queue; the numbers of those in the states that are asked for."""
+
+    fingerprint: str
+    queue: str
+    """'': none is known, or all of them."""
+    counts: dict[Status, int]
+    first: datetime
+    last: datetime
+    recent: int
+    before: int
+
+
+class LargestGroups(NamedTuple):
+    groups: list[CountedGroup]
+    conditions: list[ColumnElement[bool]]
+    """The conditions that the counted messages meet."""
+    is_complete: bool
+    total: int
+    """How many there are."""
+
+
+def largest_groups(
+    connection: Connection, filters: Filters, limit: int, *, by_queue: bool = False, since: Since | None = None
+) -> LargestGroups:
+    """The groups with most messages. The transaction has to be one snapshot."""
     statuses = filters.statuses or WAITING
     conditions = [*filter_conditions.conditions(connection, filters), _M.status.in_(statuses)]
-    edge = None
-    if filters != Filters(statuses=filters.statuses):
-        # An index holds status and fingerprint of every row, and nothing else: other filters must look at the rows.
-        texts = filter_conditions.text_conditions(filters)
-        most = LOOKED_THROUGH if texts else COUNTED
-        edge = _nth(connection, conditions, most)
-        if edge is not None:
-            conditions.append(_key() >= _at(edge))
-        conditions += texts
-    counted: dict[str, list[Any]] = {}
-    for fingerprint, *numbers in connection.execute(
-        select(_M.fingerprint, _M.status, func.count(), func.min(_M.created_at), func.max(_M.created_at))
-        .where(*conditions)
-        .group_by(_M.status, _M.fingerprint)
-    ):
-        counted.setdefault(fingerprint, []).append(numbers)
-    largest = sorted(counted.items(), key=lambda item: (-sum(row[1] for row in item[1]), item[0]))[:limit]
-    found = []
-    for fingerprint, rows in largest:
-        last = max(row[3] for row in rows)
-        ours = select(*SUMMARY).where(*conditions, _M.fingerprint == fingerprint, _M.created_at == last)
-        sample = Record(*connection.execute(ours.order_by(*_newest()).limit(1)).one())
-        found.append(Group(fingerprint, {row[0]: row[1] for row in rows}, min(row[2] for row in rows), last, sample))
-    return Groups(tuple(found), edge is None, len(counted))
+    where = filter_conditions.conditions_on_counts(connection, filters)
+    if where is not None:
+        found, total = counts.largest(connection, statuses, limit, where, by_queue=by_queue, since=since)
+        groups = [_counted_group(key, figures) for key, figures in found.items() if figures]
+        return LargestGroups(groups, conditions, is_complete=True, total=total)
+    # An index holds status, fingerprint and queue of every row: other filters must look at the rows.
+    texts = filter_conditions.text_conditions(filters)
+    edge = _nth(connection, conditions, COUNTED)
+    if edge is not None:
+        conditions.append(_key() >= _at(edge))
+    conditions += texts
+    key = (_M.fingerprint, func.coalesce(_M.origin_queue, ""))[: 1 + by_queue]
+    numbers = (_M.status, func.count(), func.min(_M.created_at), func.max(_M.created_at), *_lately(since))
+    rows: dict[tuple[str, ...], list[Figures]] = {}
+    for row in connection.execute(select(*key, *numbers).where(*conditions).group_by(*key, _M.status)):
+        rows.setdefault(tuple(row[: len(key)]), []).append(Figures(*row[len(key) :]))
+    groups = [_counted_group(*each) for each in rows.items()]
+    groups.sort(key=lambda group: (-sum(group.counts.values()), group.fingerprint, group.queue))
+    return LargestGroups(groups[:limit], conditions, edge is None, len(rows))
+
+
+def _lately(since: Since | None) -> tuple[ColumnElement[int], ColumnElement[int]]:
+    if since is None:
+        return literal(0), literal(0)
+    is_recent = _M.created_at >= since.recent
+    is_before = and_(_M.created_at >= since.before, _M.created_at < since.recent)
+    return func.sum(case((is_recent, 1), else_=0)), func.sum(case((is_before, 1), else_=0))
+
+
+def _counted_group(key: tuple[str, ...], figures: Sequence[Figures]) -> CountedGroup:
+    numbers = {each.status: each.messages for each in figures}
+    return CountedGroup(
+        key[0],
+        key[1] if len(key) > 1 else "",
+        {status: numbers[status] for status in Status if status in numbers},
+        min(each.first for each in figures),
+        max(each.last for each in figures),
+        sum(each.recent for each in figures),
+        sum(each.before for each in figures),
+    )
 
 
 def get(connection: Connection, row_id: int) -> Detail | None:
@@ -272,6 +338,11 @@ class LinkedMessage(NamedTuple):
     def is_in_the_way(self) -> bool:
         """It may go out too, or it was handled: only what is resolved, or was archived for long, is ever deleted."""
         return self.status is not Status.ARCHIVED
+
+
+def with_edits(connection: Connection, row_ids: Iterable[int]) -> set[int]:
+    """Messages that an edit made or replaced."""
+    return set(connection.scalars(select(_T.message_id).where(in_list(connection, _T.message_id, row_ids), BY_EDIT)))
 
 
 def was_edited(connection: Connection, row_id: int) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
@@ -87,6 +87,15 @@ class NewGroup:
     size: int
     sample: Sample | None = None
     """The largest groups have one; of the others only the number is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class LargestGroup:
+    """The group with most of the messages that are not over yet."""
+
+    fingerprint: str
+    error_type: str | None
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +263,29 @@ def _unproven(metrics: Metrics, thresholds: Thresholds) -> Iterator[Alert]:
         sum(one.retries for one in late) or metrics.sent,
         round(thresholds.unproven_after.total_seconds() / 60, 1),
     )
+
+
+def command_for(name: str, subject: str) -> str:
+    """The command that shows what an alert is about, to paste."""
+    match name:
+        case _ if name == NEW_GROUP:
+            return f"dlqbatch groups show {subject}"
+        case _ if name in {BACKLOG, HIGH_INGESTION}:
+            return "dlqbatch groups list"
+        case _ if name == LOW_RESOLUTION:
+            return "dlqbatch groups list --status failed --status manual"
+        case _:
+            return "dlqbatch status"
+
+
+def with_most(alert: Alert, group: LargestGroup | None) -> Alert:
+    """Where most of it is, for the alerts about the number of messages."""
+    if group is None or alert.name not in {BACKLOG, HIGH_INGESTION, LOW_RESOLUTION}:
+        return alert
+    split = ", ".join(f"{number:,} {status}" for status, number in group.counts.items() if number)
+    what = group.error_type or "nobody knows why"
+    most = f"Most of it: {what} ({split}): dlqbatch groups show {group.fingerprint}"
+    return replace(alert, summary=f"{alert.summary}. {most}")
 
 
 def of_group(group: NewGroup) -> Alert:

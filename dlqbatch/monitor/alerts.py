@@ -7,15 +7,17 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, and_, case, exists, func, literal, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Engine, and_, case, exists, func, literal, or_, select, text, update
 
 from dlqbatch.logs import masked, plain
+from dlqbatch.messages.queries import groups
 from dlqbatch.monitor import measure as metrics
 from dlqbatch.monitor.alert_rules import (
     MOST_TRIES,
     STANDING,
     TURN,
     Alert,
+    LargestGroup,
     NewGroup,
     Notice,
     Sample,
@@ -29,7 +31,10 @@ from dlqbatch.monitor.alert_rules import (
 from dlqbatch.monitor.measure import FOR_A_PERSON
 from dlqbatch.monitor.metrics import Metrics, Reported
 from dlqbatch.store.bulk import in_list, insert_into
+from dlqbatch.store.counts import sizes
 from dlqbatch.store.engine import reading, writing
+from dlqbatch.store.filters import Filters
+from dlqbatch.store.scopes import own, scope_of
 from dlqbatch.store.states import NEW_GROUP, Status
 from dlqbatch.store.tables import ALERT_RECEIVERS, ALERTS, MESSAGES
 from dlqbatch.store.text import key
@@ -78,11 +83,10 @@ class Alerts:
 
     def new_groups(self) -> tuple[NewGroup, ...]:
         """The groups that no alert has named yet, the largest first."""
-        size = func.count().label("size")
-        waiting = select(_M.fingerprint, size).where(_M.status.in_(FOR_A_PERSON)).group_by(_M.fingerprint).subquery()
-        known = exists().where(_A.name == NEW_GROUP, _A.subject == waiting.c.fingerprint)
-        largest = select(waiting).where(~known).order_by(waiting.c.size.desc(), waiting.c.fingerprint)
         with reading(self._engine) as connection:
+            waiting = sizes(connection, FOR_A_PERSON).subquery()
+            known = exists().where(_own(connection), _A.name == NEW_GROUP, _A.subject == waiting.c.fingerprint)
+            largest = select(waiting).where(~known).order_by(waiting.c.size.desc(), waiting.c.fingerprint)
             found = connection.execute(largest.limit(GROUPS_AT_ONCE)).all()
             return tuple(
                 NewGroup(fingerprint, number, _sample(connection, fingerprint) if place < SAMPLED else None)
@@ -102,7 +106,7 @@ class Alerts:
         with (reading if dry_run else writing)(self._engine) as connection:
             if not dry_run:
                 _lock_alerts(connection)
-            rows = connection.execute(select(*_NOTICE).where(_A.name.in_(sorted(STANDING)), _ACTIVE))
+            rows = connection.execute(select(*_NOTICE).where(_own(connection), _A.name.in_(sorted(STANDING)), _ACTIVE))
             stand = {(row.name, row.subject): row for row in rows}
             # The column holds a subject as `key` makes it, because names of queues may have any letters.
             standing = [replace(alert, subject=key(alert.subject)) for alert in standing]
@@ -126,7 +130,19 @@ class Alerts:
                 _expect(connection, receivers, ended_ids, now)
             return Settled(fired, resolved)
 
-    def take_turn(self, receiver: str, now: datetime, *, is_well: bool = False) -> Turn | None:
+    def largest_group(self) -> LargestGroup | None:
+        """The group with most of the messages that are not over yet."""
+        with reading(self._engine, is_snapshot=True) as connection:
+            found = groups(connection, Filters(), 1).groups
+        if not found:
+            return None
+        (group,) = found
+        counts = {status.value: number for status, number in group.counts.items()}
+        return LargestGroup(group.fingerprint, _clean(group.sample.error_type), counts)
+
+    def take_turn(
+        self, receiver: str, now: datetime, *, is_well: bool = False, limit: int | None = None
+    ) -> Turn | None:
         """Claim for a minute the alerts that are still to be sent to this receiver; None if there are none.
 
         With `is_well`, because the receiver has just taken something, also those whose pause is not over.
@@ -142,11 +158,11 @@ class Alerts:
             .join(ALERT_RECEIVERS, _R.alert_id == _A.id)
             .where(_UNSENT, waits if is_well else and_(waits, has_waited))
             .order_by(*gravest, _A.id)
-            .limit(_SENT_AT_ONCE)
+            .limit(limit or _SENT_AT_ONCE)
             .with_for_update(of=ALERT_RECEIVERS, skip_locked=True)
         )
         with writing(self._engine) as connection:
-            rows = connection.execute(claim).all()
+            rows = connection.execute(claim.where(_own(connection))).all()
             by_tries: dict[int, list[int]] = {}
             for row in rows:
                 by_tries.setdefault(row.tries + 1, []).append(row.id)
@@ -182,15 +198,28 @@ class Alerts:
         waits = (_UNSENT, _R.receiver == receiver, _NOT_TAKEN, _R.tries > 0, _R.tries < MOST_TRIES)
         counted = select(func.count(), func.min(_R.next_try_at)).join(ALERTS, _R.alert_id == _A.id)
         with reading(self._engine) as connection:
-            number, next_try = connection.execute(counted.where(*waits, _R.telling_until.is_(None))).one()
+            counted = counted.where(*waits, _own(connection), _R.telling_until.is_(None))
+            number, next_try = connection.execute(counted).one()
         return Waiting(number, next_try) if number else None
 
 
 def active(connection: Connection) -> tuple[Notice, ...]:
     """The alerts that stand, the gravest first, then the newest."""
     gravest = case((_A.severity == Severity.CRITICAL, 0), else_=1)
-    found = connection.execute(select(*_NOTICE).where(_ACTIVE).order_by(gravest, _A.fired_at.desc(), _A.id))
+    stand = select(*_NOTICE).where(_own(connection), _ACTIVE)
+    found = connection.execute(stand.order_by(gravest, _A.fired_at.desc(), _A.id))
     return tuple(_notice(row, None) for row in found)
+
+
+def _own(connection: Connection) -> ColumnElement[bool]:
+    return own(connection, _A.scope_id)
+
+
+def recent(connection: Connection, limit: int) -> tuple[Notice, ...]:
+    """The alerts that have ended, the newest first."""
+    ended = select(*_NOTICE, _A.resolved_at).where(_own(connection), _A.resolved_at.is_not(None))
+    newest = ended.order_by(_A.resolved_at.desc(), _A.id).limit(limit)
+    return tuple(_notice(row, row.resolved_at) for row in connection.execute(newest))
 
 
 def _lock_alerts(connection: Connection) -> None:
@@ -206,7 +235,7 @@ def _lock_alerts(connection: Connection) -> None:
 def _sample(connection: Connection, fingerprint: str) -> Sample | None:
     newest = (
         select(_M.id, _M.error_type, _M.error_message)
-        .where(_M.fingerprint == fingerprint, _M.status.in_(FOR_A_PERSON))
+        .where(own(connection), _M.fingerprint == fingerprint, _M.status.in_(FOR_A_PERSON))
         .order_by(_M.created_at.desc(), _M.id.desc())
         .limit(1)
     )
@@ -221,15 +250,17 @@ def _clean(shown: str | None) -> str | None:
 
 def _never_fired(connection: Connection, groups: Sequence[Alert]) -> tuple[Alert, ...]:
     subjects = in_list(connection, _A.subject, [alert.subject for alert in groups])
-    known = set(connection.scalars(select(_A.subject).where(_A.name == NEW_GROUP, subjects)))
+    known = set(connection.scalars(select(_A.subject).where(_own(connection), _A.name == NEW_GROUP, subjects)))
     return tuple(alert for alert in groups if alert.subject not in known)
 
 
 def _groups_at_rest(connection: Connection) -> Sequence[Any]:
     """Active alerts of groups in which no message waits for a person any more."""
     # One condition for each state, so that both use the index by state and group.
-    waits = or_(*(exists().where(_M.status == status, _M.fingerprint == _A.subject) for status in FOR_A_PERSON))
-    over = select(*_NOTICE).where(_A.name == NEW_GROUP, _ACTIVE, ~waits).order_by(_A.id)
+    waits = or_(
+        *(exists().where(own(connection), _M.status == status, _M.fingerprint == _A.subject) for status in FOR_A_PERSON)
+    )
+    over = select(*_NOTICE).where(_own(connection), _A.name == NEW_GROUP, _ACTIVE, ~waits).order_by(_A.id)
     return connection.execute(over.limit(GROUPS_AT_ONCE)).all()
 
 
@@ -248,6 +279,7 @@ def _fire(
             "threshold": alert.threshold,
             "summary": alert.summary,
             "fired_told_at": told_at,
+            "scope_id": scope_of(connection),
         }
         for alert in alerts
     ]
@@ -262,7 +294,8 @@ def _expect(connection: Connection, receivers: Sequence[str], ended: Sequence[in
     adding = insert_into(connection, ALERT_RECEIVERS)
     names = [_R.alert_id, _R.receiver, _R.next_try_at]
     for receiver in receivers:
-        unsent = select(_A.id, literal(receiver, _R.receiver.type), literal(now, _R.next_try_at.type)).where(_UNSENT)
+        unsent = select(_A.id, literal(receiver, _R.receiver.type), literal(now, _R.next_try_at.type))
+        unsent = unsent.where(_own(connection), _UNSENT)
         connection.execute(adding.from_select(names, unsent).on_conflict_do_nothing())
     again = update(ALERT_RECEIVERS).where(in_list(connection, _R.alert_id, ended))
     connection.execute(again.values(tries=0, next_try_at=now))

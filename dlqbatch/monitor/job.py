@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dlqbatch import logs
 from dlqbatch.errors import DlqbatchError
-from dlqbatch.jobs import Report, RunOptions, count, depths_of
+from dlqbatch.jobs import Report, RunOptions, count, depths_of, store_by_asking
 from dlqbatch.messages.queries import Group, groups
+from dlqbatch.messages.shown import masked_record
 from dlqbatch.monitor import prometheus
-from dlqbatch.monitor.alert_rules import MOST_TRIES, Notice, Settled, Thresholds, of_group, standing
+from dlqbatch.monitor.alert_rules import MOST_TRIES, Notice, Settled, Thresholds, of_group, standing, with_most
 from dlqbatch.monitor.alerts import Alerts, active
 from dlqbatch.monitor.measure import arrivals_by_hour, measure
 from dlqbatch.monitor.metrics import Metrics, Reported, report_of_depths
 from dlqbatch.retain.rows import keep_of
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import StoreClock, store_for
+from dlqbatch.store.count_changes import merge
+from dlqbatch.store.counts import Whose, whose
 from dlqbatch.store.engine import reading
 from dlqbatch.store.filters import Filters
 from dlqbatch.store.states import Status
+from dlqbatch.store.stream_tables import known_streams
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from dlqbatch.monitor.webhook_formats import Form
+    from dlqbatch.settings.console_options import SecretText
 
 log = logs.get(__name__)
 
@@ -50,6 +60,8 @@ class Monitor:
     export: Callable[[Metrics, Sequence[Notice]], None] | None = None
     look: Callable[[], Mapping[str, int]] = dict
     """Reads the depths of the queues that drain and ingest serve, as far as the broker answers."""
+    at_once: Mapping[str, int] = field(default_factory=dict)
+    """The most alerts that a receiver is sent at once, where that is bounded."""
     dry_run: bool = False
 
     def run(self) -> Report:
@@ -60,15 +72,17 @@ class Monitor:
         seen = report_of_depths(now, depths) if depths else None
         metrics = self.alerts.measure(now, self.overdue_before(now), seen)
         new = tuple(map(of_group, self.alerts.new_groups())) if self.thresholds.new_groups else ()
-        settled = self.alerts.settle(
-            standing(metrics, self.thresholds), new, now, receivers=tuple(self.receivers), dry_run=self.dry_run
-        )
+        stand = standing(metrics, self.thresholds)
+        if stand:
+            largest = self.alerts.largest_group()
+            stand = tuple(with_most(alert, largest) for alert in stand)
+        settled = self.alerts.settle(stand, new, now, receivers=tuple(self.receivers), dry_run=self.dry_run)
         if not self.dry_run:
             self.alerts.note_look(metrics)
             _log(settled)
-        stand = self.alerts.active()
+        active_now = self.alerts.active()
         # The file is written before anything is sent, so that a webhook that hangs does not make its figures old.
-        warnings = [] if self.dry_run else [*self._export(metrics, stand), *self._send()]
+        warnings = [] if self.dry_run else [*self._export(metrics, active_now), *self._send()]
         return Report(
             "monitor",
             outcome="partial" if warnings else "ok",
@@ -83,11 +97,11 @@ class Monitor:
                 "alerts": {
                     "fired": _shown(settled.fired),
                     "resolved": _shown(settled.resolved),
-                    "active": _shown(stand),
+                    "active": _shown(active_now),
                     "numbers": {
                         "fired": len(settled.fired),
                         "resolved": len(settled.resolved),
-                        "active": len(stand),
+                        "active": len(active_now),
                     },
                 },
             },
@@ -113,7 +127,7 @@ class Monitor:
         is_well = False
         # Again after a success, because another worker may have stored an alert during this claim.
         while time.monotonic() < ends:
-            turn = self.alerts.take_turn(receiver, self.clock(), is_well=is_well)
+            turn = self.alerts.take_turn(receiver, self.clock(), is_well=is_well, limit=self.at_once.get(receiver))
             if turn is None:
                 break
             why = self.receivers[receiver](turn.notices)
@@ -158,7 +172,14 @@ def _shown(notices: Sequence[Notice]) -> list[dict[str, object]]:
 
 
 def monitor(settings: Settings, run_options: RunOptions) -> Report:
-    engine = store_for(settings)
+    engine, scope = store_by_asking(settings, "dlqbatch monitor", dry_run=run_options.dry_run, may_be_any=True)
+    if not run_options.dry_run:
+        merge(engine)
+    from dlqbatch.monitor.webhook_formats import Form  # noqa: PLC0415  (for those who have a receiver)
+
+    form = Form(
+        settings.webhook_format, scope or "dlqbatch", settings.console_url, _secret(settings.pagerduty_key) or ""
+    )
     job = Monitor(
         alerts=Alerts(engine),
         thresholds=Thresholds(
@@ -173,27 +194,36 @@ def monitor(settings: Settings, run_options: RunOptions) -> Report:
             unproven_after=settings.alert_unproven_after,
         ),
         clock=StoreClock(engine),
-        receivers=_receivers(settings, run_options),
+        receivers=_receivers(settings, run_options, form),
+        at_once={} if form.at_once is None else {"webhook": form.at_once},
         overdue_before=partial(_overdue_before, settings),
         export=None if settings.prometheus_file is None else partial(_export, settings.prometheus_file),
-        look=partial(_look, settings),
+        look=partial(_look, settings, engine),
         dry_run=run_options.dry_run,
     )
-    return job.run()
+    return replace(job.run(), scope=scope)
 
 
 def _overdue_before(settings: Settings, now: datetime) -> Mapping[Status, datetime]:
     return keep_of(settings).before(now - settings.alert_overdue)
 
 
-def _look(settings: Settings) -> Mapping[str, int]:
+def _look(settings: Settings, engine: Engine) -> Mapping[str, int]:
     from dlqbatch.monitor.queue_depths import look_once  # noqa: PLC0415  (the broker's client, which no status needs)
 
     seen = look_once(settings, _LONGEST_LOOK)
-    return {} if seen is None else seen.depths
+    # What a stream holds stays there: only the runs know how much of it is not read.
+    streams = known_streams(engine) if seen is not None else frozenset[str]()
+    return {} if seen is None else {queue: depth for queue, depth in seen.depths.items() if queue not in streams}
 
 
-def _receivers(settings: Settings, run_options: RunOptions) -> dict[str, Callable[[Sequence[Notice]], str | None]]:
+def _secret(value: SecretText | None) -> str | None:
+    return None if value is None else value.get_secret_value()
+
+
+def _receivers(
+    settings: Settings, run_options: RunOptions, form: Form
+) -> dict[str, Callable[[Sequence[Notice]], str | None]]:
     """The receivers by their names in the database; a receiver with a new address has the same name."""
     if settings.webhook_url is None and settings.alert_topic is None:
         return {}
@@ -205,7 +235,8 @@ def _receivers(settings: Settings, run_options: RunOptions) -> dict[str, Callabl
         seconds = max(min(seconds, (run_options.seconds_left - settings.lambda_margin_seconds) / number), 1.0)
     found: dict[str, Callable[[Sequence[Notice]], str | None]] = {}
     if settings.webhook_url is not None:
-        found["webhook"] = Webhook(settings.webhook_url.get_secret_value(), total=seconds).send
+        url, secret = settings.webhook_url.get_secret_value(), _secret(settings.webhook_secret)
+        found["webhook"] = Webhook(url, total=seconds, form=form, secret=secret).send
     if settings.alert_topic is not None:
         found["topic"] = Topic(settings.alert_topic, total=seconds).send
     return found
@@ -226,9 +257,13 @@ class Overview:
     """The largest groups that are not over yet."""
     alerts: tuple[Notice, ...]
     """The alerts that stand."""
+    whose: Whose
+    """Whose messages these figures are of."""
 
     def as_dict(self) -> dict[str, object]:
         return {
+            "scope": self.whose.scope,
+            "messages_of_other_scopes": self.whose.elsewhere,
             "metrics": self.metrics.as_dict(),
             "ingested_by_hour": list(self.hours),
             "groups": [
@@ -252,12 +287,14 @@ def overview(settings: Settings, *, export: bool = False) -> Overview:
     """The dead store as it is now; with `export`, also into the file for Prometheus."""
     engine = store_for(settings)
     now = StoreClock(engine)()
-    with reading(engine) as connection:
+    with reading(engine, is_snapshot=True) as connection:
+        largest = groups(connection, Filters(), TOP_GROUPS).groups
         found = Overview(
             measure(connection, now, _overdue_before(settings, now)),
             tuple(arrivals_by_hour(connection, now)),
-            groups(connection, Filters(), TOP_GROUPS).groups,
+            tuple(replace(each, sample=masked_record(each.sample)) for each in largest),
             active(connection),
+            whose(connection),
         )
     if export and settings.prometheus_file is not None:
         _export(settings.prometheus_file, found.metrics, found.alerts)

@@ -13,14 +13,19 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Float, Subquery, and_, func, or_, select, text
 
 from dlqbatch.lifecycle.outcome_rows import unproven
+from dlqbatch.logs import masked
 from dlqbatch.messages.queries import WAITING
 from dlqbatch.monitor.metrics import EventFigures, LastRun, Metrics, Reported, Tops, bounds_in_a_row, queue_depths
 from dlqbatch.retain.rows import count_due
 from dlqbatch.store.bulk import insert_into
 from dlqbatch.store.column_types import Time
+from dlqbatch.store.counts import states_and_groups
 from dlqbatch.store.journal import JOBS
+from dlqbatch.store.scope_name import EVERY
+from dlqbatch.store.scopes import FIRST, is_every, own, own_runs, scope_of
 from dlqbatch.store.states import Phase, Status
 from dlqbatch.store.tables import (
+    ARRIVED_BY_INGEST,
     ATTEMPTS,
     BREAKERS,
     IS_DUE,
@@ -38,7 +43,7 @@ from dlqbatch.store.waiting import count_overdue, next_time
 FOR_A_PERSON: Final = (Status.MANUAL, Status.FAILED)
 # The most error types and events that are named; the rest is one number.
 NAMED: Final = 20
-DEATHS_LOOKED_AT: Final = 50_000
+DEATHS_LOOKED_AT: Final = 20_000
 ENDINGS_LOOKED_AT: Final = 10_000
 RUNS_LOOKED_AT: Final = 2_000
 PLANS_LOOKED_AT: Final = 10
@@ -87,18 +92,20 @@ def measure(
     `overdue_before`: by state, a message that has been in it since before that time is overdue. `depths` are depths of
     queues that are not in the log of runs yet.
     """
-    states = _by_name(connection.execute(select(_M.status, func.count()).group_by(_M.status)))
+    states, for_a_person = states_and_groups(connection, FOR_A_PERSON)
     ingested = _ingestion(connection, now)
     breakers, origins = _breakers(connection)
     errors, events = _deaths(connection, now)
     due, next_due = _due(connection, now)
     reports, in_a_row = _reported(connection, now)
-    sent = select(func.count(), func.min(ATTEMPTS.c.sent_at, type_=Time)).where(text(OBSERVED))
+    sent = select(func.count(), func.min(ATTEMPTS.c.sent_at, type_=Time)).where(
+        text(OBSERVED), own(connection, ATTEMPTS.c.scope_id)
+    )
     number_sent, oldest_sent = connection.execute(sent).one()
     return Metrics(
         at=now,
-        states={status.value: states.get(status, 0) for status in Status},
-        backlog=sum(states.get(status, 0) for status in WAITING),
+        states={status.value: number for status, number in states.items()},
+        backlog=sum(states[status] for status in WAITING),
         ingested_per_minute=ingested.per_minute,
         ingested_lately=ingested.lately,
         ingested_last_minute=ingested.last_minute,
@@ -115,7 +122,7 @@ def measure(
         next_due=next_due,
         breakers=breakers,
         origins_held=origins,
-        groups_for_a_person=_groups_for_a_person(connection),
+        groups_for_a_person=for_a_person,
         runs=_runs(connection, now),
         last_runs=_last_runs(connection),
         queues=queue_depths(reports if depths is None else (*reports, depths)),
@@ -133,13 +140,21 @@ def arrivals_by_hour(connection: Connection, now: datetime, hours: int = 24) -> 
 
 def note_look(connection: Connection, measured: Metrics) -> None:
     """Store the count of this measurement for the next one; an older measurement changes nothing."""
-    adding = insert_into(connection, LOOKS).values(figure=_INGESTION, at=measured.at, counted=measured.ingested_lately)
+    adding = insert_into(connection, LOOKS).values(
+        figure=_figure(connection), at=measured.at, counted=measured.ingested_lately
+    )
     newer = adding.on_conflict_do_update(
         index_elements=[_L.figure],
         set_={"at": adding.excluded.at, "counted": adding.excluded.counted},
         where=_L.at < adding.excluded.at,
     )
     connection.execute(newer)
+
+
+def _figure(connection: Connection) -> str:
+    """The first scope goes on with the figure that was there before there were others. For all scopes there is none."""
+    scope = EVERY if is_every(connection) else scope_of(connection)
+    return _INGESTION if scope == FIRST else f"{_INGESTION} {scope}"
 
 
 class _Ingested(NamedTuple):
@@ -155,7 +170,7 @@ def _ingestion(connection: Connection, now: datetime) -> _Ingested:
     A measurement counts from `_LATE` before the last one, and subtracts what the last one counted in that span. One
     statement makes both counts, so that nothing is committed between them.
     """
-    last = connection.execute(select(_L.at, _L.counted).where(_L.figure == _INGESTION)).one_or_none()
+    last = connection.execute(select(_L.at, _L.counted).where(_L.figure == _figure(connection))).one_or_none()
     spans = [(now - _LATE, now), (now - _MINUTE, now), (now - _HOUR, now)]
     # After a longer gap, or at the first measurement, the mean would say nothing about now.
     is_known = last is not None and now - _LONGEST_GAP <= last.at < now
@@ -172,30 +187,31 @@ def _arrivals(connection: Connection, spans: list[tuple[datetime, datetime]]) ->
     """The messages that ingest added in each span; an edited or restored message is no new failure."""
     counted = [
         select(func.count())
-        .where(_T.at > begin, _T.at <= end, _T.from_status.is_(None), _T.actor == "ingest")
+        .where(_T.at > begin, _T.at <= end, text(ARRIVED_BY_INGEST), own(connection, _T.scope_id))
         .scalar_subquery()
         for begin, end in spans
     ]
     return list(connection.execute(select(*counted)).one())
 
 
-def _last_decisions(now: datetime, kinds: ColumnElement[bool]) -> Subquery:
+def _last_decisions(connection: Connection, now: datetime, kinds: ColumnElement[bool]) -> Subquery:
     """For each message its last entry in the journal of these kinds, if it is of the last hour."""
     place = func.row_number().over(partition_by=_T.message_id, order_by=_T.id.desc()).label("place")
-    lines = select(_T.message_id, _T.to_status, _T.at, place).where(_within(_T.at, now, _HOUR), kinds).subquery()
+    these = (_within(_T.at, now, _HOUR), kinds, own(connection, _T.scope_id))
+    lines = select(_T.message_id, _T.to_status, _T.at, place).where(*these).subquery()
     return select(lines).where(lines.c.place == 1).subquery()
 
 
 def _outcomes(connection: Connection, now: datetime) -> dict[str, int]:
     """The outcomes that jobs decided, also of retries by a person; discards and returned replays do not count."""
-    last = _last_decisions(now, _DECIDES)
+    last = _last_decisions(connection, now, _DECIDES)
     numbers = _by_name(connection.execute(select(last.c.to_status, func.count()).group_by(last.c.to_status)))
     return {status.value: numbers.get(status, 0) for status in (Status.RESOLVED, Status.FAILED, Status.MANUAL)}
 
 
 def _seconds_in_store(connection: Connection, now: datetime) -> float | None:
     """The mean time in the store of what was resolved, failed for good, or was discarded by a person."""
-    last = _last_decisions(now, or_(_DECIDES, _DISCARDS))
+    last = _last_decisions(connection, now, or_(_DECIDES, _DISCARDS))
     ends = (Status.RESOLVED, Status.FAILED, Status.ARCHIVED)
     ended = (
         select(last.c.message_id, last.c.at)
@@ -215,7 +231,7 @@ def _seconds_in_store(connection: Connection, now: datetime) -> float | None:
 def _deaths(connection: Connection, now: datetime) -> tuple[Tops, tuple[EventFigures, ...]]:
     newest = (
         select(_M.error_type, _M.event, _M.retry_count)
-        .where(_within(_M.created_at, now, _DAY))
+        .where(_within(_M.created_at, now, _DAY), own(connection))
         .order_by(_M.created_at.desc(), _M.id.desc())
         .limit(DEATHS_LOOKED_AT)
         .subquery()
@@ -229,7 +245,7 @@ def _deaths(connection: Connection, now: datetime) -> tuple[Tops, tuple[EventFig
     events: Counter[str] = Counter()
     retries: Counter[str] = Counter()
     for error_type, event, number, retried in counted:
-        errors[error_type or _UNKNOWN] += number
+        errors[masked(error_type or _UNKNOWN)] += number
         events[event or _UNKNOWN] += number
         retries[event or _UNKNOWN] += int(retried)
     return _tops(errors), tuple(EventFigures(name, n, retries[name]) for name, n in _tops(events).named)
@@ -245,6 +261,7 @@ def _attempts(connection: Connection, now: datetime) -> dict[str, int]:
     found = connection.execute(
         select(ATTEMPTS.c.outcome, func.count())
         .where(_HAS_ENDED, _within(ATTEMPTS.c.closed_at, now, _HOUR), ATTEMPTS.c.outcome.in_(_CLOSED))
+        .where(own(connection, ATTEMPTS.c.scope_id))
         .group_by(ATTEMPTS.c.outcome)
     )
     numbers = _by_name(found)
@@ -255,23 +272,23 @@ def _replays(connection: Connection) -> dict[str, int]:
     """Counted plan by plan, the newest first, because only the items of a plan show how much it has sent."""
     total: Counter[str] = Counter()
     left = ITEMS_LOOKED_AT
-    newest = select(PLANS.c.id).where(PLANS.c.state != "planned").order_by(PLANS.c.created_at.desc())
+    ours = own(connection, PLANS.c.scope_id)
+    newest = select(PLANS.c.id).where(ours, PLANS.c.state != "planned").order_by(PLANS.c.created_at.desc())
     for plan_id in connection.scalars(newest.limit(PLANS_LOOKED_AT)).all():
         if left <= 0:
             break
+        of_this = (ATTEMPTS.c.message_id == PLAN_ITEMS.c.message_id, ATTEMPTS.c.number == PLAN_ITEMS.c.attempt)
+        # Attempt by attempt, and no join, for which all attempts would be read. The attempts of a deleted message are
+        # gone; then the item has the outcome.
+        outcome = select(ATTEMPTS.c.outcome).where(*of_this).scalar_subquery()
         sent = (
-            select(PLAN_ITEMS.c.message_id, PLAN_ITEMS.c.attempt, PLAN_ITEMS.c.reason)
+            select(func.coalesce(outcome, PLAN_ITEMS.c.reason).label("outcome"))
             .where(PLAN_ITEMS.c.plan_id == plan_id, PLAN_ITEMS.c.state == "sent")
             .order_by(PLAN_ITEMS.c.place)
             .limit(left)
             .subquery()
         )
-        of_this = and_(ATTEMPTS.c.message_id == sent.c.message_id, ATTEMPTS.c.number == sent.c.attempt)
-        # The attempts of a deleted message are gone; then the item has the outcome.
-        outcome = func.coalesce(ATTEMPTS.c.outcome, sent.c.reason)
-        found = connection.execute(
-            select(outcome, func.count()).select_from(sent.outerjoin(ATTEMPTS, of_this)).group_by(outcome)
-        ).all()
+        found = connection.execute(select(sent.c.outcome, func.count()).group_by(sent.c.outcome)).all()
         left -= sum(number for _, number in found)
         total.update({outcome or _OPEN: number for outcome, number in found})
     return {outcome: total[outcome] for outcome in (*_CLOSED, _OPEN)}
@@ -279,19 +296,24 @@ def _replays(connection: Connection) -> dict[str, int]:
 
 def _oldest_waiting(connection: Connection) -> datetime | None:
     # The first entry of each state in an index is cheaper than the least of all that wait.
-    firsts = [select(func.min(_M.created_at)).where(_M.status == status).scalar_subquery() for status in WAITING]
+    firsts = [
+        select(func.min(_M.created_at)).where(own(connection), _M.status == status).scalar_subquery()
+        for status in WAITING
+    ]
     found = [at for at in connection.execute(select(*firsts)).one() if at is not None]
     return min(found, default=None)
 
 
 def _due(connection: Connection, now: datetime) -> tuple[int, datetime | None]:
     """How many messages are due, and when the next one is."""
-    marked = connection.scalar(select(func.count()).select_from(MESSAGES).where(text(IS_DUE))) or 0
+    marked = connection.scalar(select(func.count()).select_from(MESSAGES).where(text(IS_DUE), own(connection))) or 0
     return marked + count_overdue(connection, now), next_time(connection, now)
 
 
 def _breakers(connection: Connection) -> tuple[dict[str, int], tuple[str, ...]]:
-    held = select(BREAKERS.c.phase, BREAKERS.c.origin).where(BREAKERS.c.phase != Phase.CLOSED)
+    held = select(BREAKERS.c.phase, BREAKERS.c.origin).where(
+        own(connection, BREAKERS.c.scope_id), BREAKERS.c.phase != Phase.CLOSED
+    )
     found = connection.execute(held.order_by(BREAKERS.c.since.desc(), BREAKERS.c.origin)).all()
     numbers = Counter(phase for phase, _ in found)
     return (
@@ -300,15 +322,10 @@ def _breakers(connection: Connection) -> tuple[dict[str, int], tuple[str, ...]]:
     )
 
 
-def _groups_for_a_person(connection: Connection) -> int:
-    groups = select(_M.fingerprint).where(_M.status.in_(FOR_A_PERSON)).group_by(_M.fingerprint).subquery()
-    return connection.scalar(select(func.count()).select_from(groups)) or 0
-
-
 def _runs(connection: Connection, now: datetime) -> dict[str, dict[str, int]]:
     found = connection.execute(
         select(RUNS.c.job, RUNS.c.report)
-        .where(_within(RUNS.c.started_at, now, _HOUR))
+        .where(_within(RUNS.c.started_at, now, _HOUR), own_runs(connection))
         .order_by(RUNS.c.started_at.desc())
         .limit(RUNS_LOOKED_AT)
     )
@@ -325,12 +342,13 @@ def _last_runs(connection: Connection) -> tuple[LastRun, ...]:
     found: list[LastRun] = []
     job = ""
     while len(found) < _MOST_JOBS:
-        following = connection.scalar(select(func.min(RUNS.c.job)).where(RUNS.c.job > job))
+        following = connection.scalar(select(func.min(RUNS.c.job)).where(RUNS.c.job > job, own_runs(connection)))
         if following is None:
             break
         job = following
         columns = (RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.outcome, RUNS.c.stopped_by, RUNS.c.report)
-        last = select(*columns).where(RUNS.c.job == job).order_by(RUNS.c.started_at.desc()).limit(1)
+        this = (RUNS.c.job == job, own_runs(connection))
+        last = select(*columns).where(*this).order_by(RUNS.c.started_at.desc()).limit(1)
         row = connection.execute(last).one()
         found.append(LastRun(job, row.started_at, row.ended_at, row.outcome, row.stopped_by, _counts(row.report)))
     return tuple(found)
@@ -341,7 +359,7 @@ def _reported(connection: Connection, now: datetime) -> tuple[tuple[Reported, ..
     columns = (RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.report)
     recent = (
         select(*columns)
-        .where(_within(RUNS.c.started_at, now, _HOUR), RUNS.c.job.in_(_REPORT_DEPTHS))
+        .where(_within(RUNS.c.started_at, now, _HOUR), RUNS.c.job.in_(_REPORT_DEPTHS), own_runs(connection))
         .order_by(RUNS.c.started_at.desc())
         .limit(RUNS_LOOKED_AT)
     )
@@ -349,7 +367,8 @@ def _reported(connection: Connection, now: datetime) -> tuple[tuple[Reported, ..
     in_a_row: dict[str, int] = {}
     for job in _REPORT_DEPTHS:
         # The last runs of a job that runs seldom, or no longer, count as well.
-        last = select(*columns).where(RUNS.c.job == job).order_by(RUNS.c.started_at.desc()).limit(LAST_RUNS)
+        this = (RUNS.c.job == job, own_runs(connection))
+        last = select(*columns).where(*this).order_by(RUNS.c.started_at.desc()).limit(LAST_RUNS)
         found = [Reported(*row) for row in connection.execute(last)]
         if job in _BOUNDED and found:
             in_a_row[job] = bounds_in_a_row(found)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from dlqbatch.lifecycle.proof import UnprovenRetries
+from dlqbatch.lifecycle.return_checks import UnprovenRetries
 
 QUEUES_NAMED: Final = 50
 """The most queues that are named one by one, the deepest first; a wildcard may match thousands."""

@@ -65,6 +65,25 @@ def by_label(name: str, meaning: str, label: str, numbers: Mapping[str, float], 
     yield from (_sample(name, {label: value}, number) for value, number in together.items())
 
 
+def counters(
+    name: str, meaning: str, numbers: Mapping[str, Mapping[str, int]], label: str = "decision"
+) -> Iterator[str]:
+    """A counter for each job and value of the label."""
+    yield from _head(name, meaning, "counter")
+    for job, by_value in numbers.items():
+        yield from (_sample(name, {"job": job, label: value}, number) for value, number in by_value.items())
+
+
+def histogram(name: str, meaning: str, times: Mapping[str, tuple[Mapping[float, int], float, int]]) -> Iterator[str]:
+    """For each job how many were no longer than each bound, the sum, and the number of all."""
+    yield from _head(name, meaning, "histogram")
+    for job, (buckets, total, number) in times.items():
+        yield from (_sample(f"{name}_bucket", {"job": job, "le": f"{le:g}"}, n) for le, n in buckets.items())
+        yield _sample(f"{name}_bucket", {"job": job, "le": "+Inf"}, number)
+        yield _sample(f"{name}_sum", {"job": job}, total)
+        yield _sample(f"{name}_count", {"job": job}, number)
+
+
 def single(name: str, meaning: str, number: float | None) -> Iterator[str]:
     if number is not None:
         yield from _head(name, meaning)

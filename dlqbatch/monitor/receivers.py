@@ -26,6 +26,7 @@ from dlqbatch.aws import client as aws
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.logs import plain
 from dlqbatch.monitor.alert_rules import Notice
+from dlqbatch.monitor.webhook_formats import Form, Message, lines_of, signature_headers, state_of
 from dlqbatch.settings.urls import SecretAddress
 
 # Seconds for all tries together.
@@ -34,14 +35,11 @@ TOTAL: Final = 10.0
 TIMEOUT: Final = 5.0
 _AWS_TIMEOUT: Final = 3.0
 TRIES: Final = 3
-# The most alerts that are sent in full; of the others, their number is.
-SHOWN: Final = 20
 LONGEST_ANSWER: Final = 64 * 1024
 LONGEST_SUBJECT: Final = 100
 _LONGEST_TEXT: Final = 500
 # With fewer seconds left than this, the pause before another try and the try itself are not worth beginning.
 _LEAST: Final = 1.5
-_MARKS: Final = {"critical": ":rotating_light:", "warning": ":warning:", "resolved": ":white_check_mark:"}
 _PUBLISH: Final = "sns:Publish"
 _REMEDIES: Final = {
     "AuthorizationError": f"; allow {_PUBLISH} on it, and kms:GenerateDataKey and kms:Decrypt on its key if it has one",
@@ -78,40 +76,21 @@ def _within(seconds: float, call: Callable[[], object]) -> None:
         raise failures[0]
 
 
-def _state(notice: Notice) -> str:
-    return notice.severity.value if notice.state == "fired" else "resolved"
-
-
-def _lines(notices: Sequence[Notice], line: Callable[[Notice, str], str]) -> list[str]:
-    """A line for each of the first alerts, and one with the number of the others; `line` also gets a prefix."""
-    shown = [line(notice, "" if notice.state == "fired" else "it was: ") for notice in notices[:SHOWN]]
-    more = len(notices) - SHOWN
-    return [*shown, f"… and {more:,} more. Look: dlqbatch status"] if more > 0 else shown
-
-
 # --- A webhook: a chat, or any other program that takes JSON over HTTP
 
 
-def payload(notices: Sequence[Notice]) -> dict[str, object]:
-    """`text` and `blocks` are for Slack and what understands it; `source`, `alerts` and `more` are for programs."""
-    lines = _lines(notices, _slack_line)
-    return {
-        "text": "\n".join(lines),
-        "blocks": [{"type": "section", "text": {"type": "mrkdwn", "text": line}} for line in lines],
-        "source": "dlqbatch",
-        "alerts": [notice.as_dict() for notice in notices[:SHOWN]],
-        "more": max(len(notices) - SHOWN, 0),
-    }
-
-
-def _slack_line(notice: Notice, before: str) -> str:
-    # Slack takes these three characters for the beginning of links, mentions and entities.
-    summary = notice.summary[:_LONGEST_TEXT].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f"{_MARKS[_state(notice)]} *{notice.name}* ({_state(notice)}): {before}{summary}"
-
-
 class Webhook:
-    def __init__(self, url: str, timeout: float = TIMEOUT, total: float = TOTAL) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout: float = TIMEOUT,
+        total: float = TOTAL,
+        *,
+        form: Form | None = None,
+        secret: str | None = None,
+    ) -> None:
+        """With a secret each message is signed."""
+        self._form, self._secret = form or Form(), secret
         parts = urlsplit(url)
         self._shown = str(SecretAddress(url))
         self._url = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
@@ -123,7 +102,14 @@ class Webhook:
 
     def send(self, notices: Sequence[Notice]) -> str | None:
         ends = time.monotonic() + self._total
-        body = json.dumps(payload(notices)).encode()
+        try:
+            for message in self._form.messages(notices):
+                self._send_one(message, ends)
+        except NotTaken as error:
+            return f"the webhook at {self._shown} was not told: {error}"
+        return None
+
+    def _send_one(self, message: Message, ends: float) -> None:
         tries = tenacity.Retrying(
             stop=lambda state: state.attempt_number >= TRIES or time.monotonic() + _LEAST > ends,
             wait=tenacity.wait_exponential(multiplier=0.2, max=1),
@@ -133,16 +119,14 @@ class Webhook:
 
         def post_in_time() -> None:
             seconds = min(self._timeout, ends - time.monotonic())
-            _within(seconds, lambda: self._post(body, seconds))
+            _within(seconds, lambda: self._post(message, seconds))
 
-        try:
-            tries(post_in_time)
-        except NotTaken as error:
-            return f"the webhook at {self._shown} was not told: {error}"
-        return None
+        tries(post_in_time)
 
-    def _post(self, body: bytes, seconds: float) -> None:
-        request = Request(self._url, body, self._headers, method="POST")  # noqa: S310  (the settings allow only HTTP)
+    def _post(self, message: Message, seconds: float) -> None:
+        signed = {} if self._secret is None else signature_headers(self._secret, message, int(time.time()))
+        # The settings allow only HTTP.
+        request = Request(self._url, message.body, self._headers | signed, method="POST")  # noqa: S310
         try:
             with build_opener(_NoRedirects).open(request, timeout=seconds) as answer:
                 answer.read(LONGEST_ANSWER)
@@ -185,16 +169,16 @@ def _why(error: BaseException) -> str:
 def subject(notices: Sequence[Notice]) -> str:
     """One line of ASCII, as SNS demands it; it is the subject of a mail."""
     first, more = notices[0], len(notices) - 1
-    text = f"dlqbatch: {first.name} ({_state(first)})" + (f" and {more:,} more" if more else "")
+    text = f"dlqbatch: {first.name} ({state_of(first)})" + (f" and {more:,} more" if more else "")
     return plain(text).encode("ascii", "replace").decode()[:LONGEST_SUBJECT]
 
 
 def message(notices: Sequence[Notice]) -> str:
-    return "\n".join(_lines(notices, _plain_line))
+    return "\n".join(lines_of(notices, _plain_line))
 
 
 def _plain_line(notice: Notice, before: str) -> str:
-    return f"{notice.name} ({_state(notice)}): {before}{plain(notice.summary, _LONGEST_TEXT)}"
+    return f"{notice.name} ({state_of(notice)}): {before}{plain(notice.summary, _LONGEST_TEXT)}"
 
 
 def attributes(notices: Sequence[Notice]) -> dict[str, dict[str, str]]:

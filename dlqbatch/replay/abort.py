@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,19 +16,18 @@ from typing import Final
 from sqlalchemy import Engine, select
 
 from dlqbatch.lifecycle.ended_replays import return_expired
-from dlqbatch.replay.batches import PERMISSION
+from dlqbatch.replay.control import await_applies
 from dlqbatch.replay.items import LEASE
-from dlqbatch.replay.job import store_for_person, worker_name
-from dlqbatch.replay.plan import PlanRefused, PlanStatus, enter, find, held_rows, locked, status_of
+from dlqbatch.replay.job import store_for_person
+from dlqbatch.replay.plan import PlanRefused, enter, find, locked
+from dlqbatch.replay.plan_status import PlanStatus, status_of
+from dlqbatch.replay.send_plan import worker_name
 from dlqbatch.settings import Settings
 from dlqbatch.store.access import StoreClock
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.reservation import release_reservations
 from dlqbatch.store.tables import PLAN_ITEMS
 
-# Seconds for the applies that are under way to say what they have sent. A permission to publish is over by then.
-_ABORT_WAITS: Final = 2 * PERMISSION
-_LOOKS_EVERY: Final = 0.05
 _MOST_SENT_IDS: Final = 1_000
 
 
@@ -55,10 +53,7 @@ def abort_replay(
     engine = store_for_person(actor, settings)
     clock = StoreClock(engine)
     plan_id = enter_aborted(engine, name, now=clock())
-    until = time.monotonic() + _ABORT_WAITS
-    while (held := _held(engine, plan_id)) and time.monotonic() < until and not stopped():
-        waiting(held)
-        time.sleep(_LOOKS_EVERY)
+    await_applies(engine, plan_id, stopped, waiting)
     status = end_aborted(engine, plan_id, actor=actor, worker=worker_name(), lease=LEASE, now=clock(), is_over=stopped)
     return Aborted(status, _sent_ids(engine, plan_id))
 
@@ -75,12 +70,6 @@ def enter_aborted(engine: Engine, name: str, *, now: datetime) -> int:
         if found.state != "aborted":
             enter(connection, found, "aborted", now, found.progress or {})
     return plan_id
-
-
-def _held(engine: Engine, plan_id: int) -> int:
-    """Rows that an apply holds: it may be publishing one of them at this moment."""
-    with reading(engine) as connection:
-        return held_rows(connection, plan_id)[0]
 
 
 def end_aborted(

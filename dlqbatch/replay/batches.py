@@ -28,6 +28,7 @@ from dlqbatch.lifecycle.outbox import Outbox, fitting
 from dlqbatch.lifecycle.resend import NEEDS_A_PERSON, Resend
 from dlqbatch.replay.canary_and_rate import MAX_FAILURE_RATE, Pace, rate_of
 from dlqbatch.replay.items import LEASE, PlanItems, Taken
+from dlqbatch.store.holds import ON_HOLD
 
 _FAILURES_ASKED_EVERY: Final = 2.0
 _ASKING_TAKES_AT_MOST: Final = 1 / 20
@@ -51,7 +52,11 @@ class ApplyOptions:
     canary: bool = True
     max_failure_rate: float = MAX_FAILURE_RATE
     wait: float = 0.0
-    """Seconds that this run may wait for outcomes, and for what a cut apply still holds."""
+    """Seconds that this run may wait at once for outcomes, for a person, or for what a cut apply still holds."""
+    settle: bool = False
+    """Run the drain and the ingest that prove the outcomes while it waits for them."""
+    guard: bool = True
+    """Watch the queues that are sent to, and stop when one says that the replay does harm."""
     resume_stopped: bool = False
     lease: float = LEASE.total_seconds()
     """Seconds that a row stays this apply's without being sent."""
@@ -109,7 +114,6 @@ class Batches(Outbox):
         self._renew_at = 0.0
         self._pause_until: float | None = None
         self._heard_at = time.monotonic()
-        self._batch_size = _batch_size(options)
 
     def more(self, room: int) -> Sequence[Offer] | None:
         if self._is_over:
@@ -137,6 +141,10 @@ class Batches(Outbox):
             self._end()
             return None
         self._permitted(asked_at)
+        if held := self._items.on_hold:
+            # It was held after it was taken; the next apply skips it.
+            self._held |= {row.row_id: (row.attempt, ON_HOLD) for row in rows if row.row_id in held}
+            rows = [row for row in rows if row.row_id not in held]
         if not self._resend.unanswered:
             self._heard_at = now
         return self._resend.offers(rows)
@@ -155,7 +163,9 @@ class Batches(Outbox):
 
     def _look(self) -> None:
         asked_at = time.monotonic()
-        if self._items.is_applied():
+        control = self._items.control()
+        self._pace.per_second = control.per_second
+        if control.state == "applying":
             self._permitted(asked_at)
         else:
             self._end()
@@ -223,7 +233,7 @@ class Batches(Outbox):
             self._asks_at = now + max(_FAILURES_ASKED_EVERY, seconds / _ASKING_TAKES_AT_MOST)
             if self._is_over:
                 return
-        self._next = self._executor.submit(self._items.take, self._batch_size, self._ceiling, self._clock())
+        self._next = self._executor.submit(self._items.take, self._batch_size(), self._ceiling, self._clock())
 
     def _look_at_next(self, *, wait: bool) -> None:
         """Add the batch that was taken meanwhile to the queue, where its leases are renewed."""
@@ -252,7 +262,7 @@ class Batches(Outbox):
     def _is_time(self) -> bool:
         """Whether the next batch may be taken; the pause counts from the last answer to the batch before."""
         if not self._options.pause or not self._has_begun:
-            return len(self._queue) < self._batch_size
+            return len(self._queue) < self._batch_size()
         if self._resend.unanswered or self._queue:
             return False
         if self._pause_until is None:
@@ -270,9 +280,8 @@ class Batches(Outbox):
         numbers = self._items.begin([*self._queue, *self._resend.unanswered], self._clock())
         self._queue = {row_id: self._queue[row_id] for row_id in self._queue if row_id in numbers}
 
-
-def _batch_size(options: ApplyOptions) -> int:
-    if options.per_second is not None:
-        # A slow rate takes no more rows than it sends within their lease.
-        return max(1, min(options.batch_size, int(options.per_second * options.lease / 6)))
-    return options.batch_size
+    def _batch_size(self) -> int:
+        if (per_second := self._pace.per_second) is not None:
+            # A slow rate takes no more rows than it sends within their lease.
+            return max(1, min(self._options.batch_size, int(per_second * self._options.lease / 6)))
+        return self._options.batch_size

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Engine,
     MetaData,
     Table,
+    cast,
     delete,
     func,
     insert,
@@ -27,19 +28,31 @@ from sqlalchemy import (
 
 from dlqbatch.amqp.table import LONGEST_NAME
 from dlqbatch.replay import risk_facts
+from dlqbatch.replay.canary_and_rate import Kind, first_ones
+from dlqbatch.replay.order import fill_keys
+from dlqbatch.replay.plan_status import MENDED
 from dlqbatch.replay.risk_facts import Frozen, Refuses
 from dlqbatch.replay.risks import Risk
 from dlqbatch.store import filter_conditions
+from dlqbatch.store.bulk import in_list, values_table
 from dlqbatch.store.column_types import BIGINT, Time
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import LARGEST_ID, Filters, NotUnderstood
+from dlqbatch.store.holds import IS_ON_HOLD, is_any_held, not_on_hold
+from dlqbatch.store.scopes import own, scope_of
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS, PLANS
+from dlqbatch.store.text import LONGEST_NOTE, visible
 
 HASH_LENGTH: Final = 16
 REPLAYED: Final = (Status.PENDING, Status.MANUAL, Status.FAILED)
 """The states that can be replayed; a selection without a state means all of them."""
 _PAGE: Final = 10_000
+_FIRST_PLACES: Final = 1_000
+"""The places up to this one are for the messages of the first canary steps."""
+_MOST_KINDS: Final = _FIRST_PLACES // 2 - 1
+_SIZES: Final = 1 << 31
+"""More than any place in a plan: a body's size times this, less a place, orders by size and then by place."""
 _NAMED_AT_ONCE: Final = 500
 _M: Final = MESSAGES.c
 _I: Final = PLAN_ITEMS.c
@@ -73,9 +86,15 @@ class Selection:
     limit: int | None = None
     """At most so many, the oldest first."""
     to_queue: str | None = None
+    in_order: str | None = None
+    """The field whose equal values go one after the other, as `place_of` of order.py names it."""
+    mended: str | None = None
+    """What was mended since the messages failed, such as a ticket; it answers some risks of the plan."""
 
     def __post_init__(self) -> None:
         filters = self.filters
+        if self.mended is not None and not self.mended.strip():
+            raise NotUnderstood("--mended wants a ticket, or words that say what was mended. Nothing was planned.")
         if self.row_ids and (filters != Filters() or self.everything):
             raise NotUnderstood("name messages by their ids or by a filter, not both. Nothing was planned.")
         if self.row_ids and self.limit is not None:
@@ -138,12 +157,19 @@ def freeze(
     with (reading if dry_run else writing)(engine) as connection:
         plan_id = 0
         if not dry_run:
-            plan_id = int(connection.execute(insert(PLANS).values(plan).returning(_P.id)).scalar_one())
+            kept = insert(PLANS).values(plan | {"scope_id": scope_of(connection)})
+            plan_id = int(connection.execute(kept.returning(_P.id)).scalar_one())
         recent = risk_facts.recent(connection, now)  # it reads the items that a dry run hides
         if dry_run:
             # Of two tables with one name both databases take the temporary one; it ends with the transaction.
             _SHADOW.create(connection, checkfirst=False)
         left_out = _fill(connection, plan_id, selection)
+        if selection.in_order is None:
+            _put_first(connection, plan_id)
+        else:
+            # The canaries are the oldest: a younger one of the same key may not overtake them.
+            without_key = fill_keys(connection, plan_id, selection.in_order)
+            left_out |= {f"of the order: they have no {selection.in_order}": without_key} if without_key else {}
         name, size = _hash(connection, plan_id, selection.to_queue, now)
         frozen = risk_facts.describe(
             connection, plan_id, name, size, selection.to_queue, left_out, now, recent, refuses
@@ -165,6 +191,8 @@ def _shown_filters(selection: Selection) -> dict[str, object]:
         "limit": selection.limit,
         "ids": len(selection.row_ids) or None,
         "all": selection.everything or None,
+        "in_order": selection.in_order,
+        MENDED: selection.mended and visible(selection.mended.strip(), LONGEST_NOTE),
     }
     return selection.filters.shown() | {name: value for name, value in others.items() if value}
 
@@ -175,11 +203,11 @@ def _fill(connection: Connection, plan_id: int, selection: Selection) -> dict[st
         return _fill_named(connection, plan_id, selection)
     filters = selection.filters
     matching = filter_conditions.conditions(connection, filters)
-    free = [*matching, _M.plan_id.is_(None)]
+    free = [*matching, _M.plan_id.is_(None), not_on_hold(connection)]
     if not filters.statuses:
         free.append(_M.status.in_(REPLAYED))
     text = filter_conditions.text_conditions(filters)
-    last, filled = None, 0
+    last, filled = None, _FIRST_PLACES
     while True:
         page = free if last is None else [*free, _key() > last]
         edge = connection.execute(
@@ -189,10 +217,11 @@ def _fill(connection: Connection, plan_id: int, selection: Selection) -> dict[st
             last = tuple_(literal(edge[0], Time), literal(edge[1], BIGINT))
             page = [*page, _key() <= last]
         filled += _add(connection, plan_id, filled, [*page, *text])
-        if edge is None or (selection.limit is not None and filled >= selection.limit):
+        if edge is None or (selection.limit is not None and filled >= _FIRST_PLACES + selection.limit):
             break
     if selection.limit is not None:
-        connection.execute(delete(PLAN_ITEMS).where(_I.plan_id == plan_id, _I.place > selection.limit))
+        behind = _I.place > _FIRST_PLACES + selection.limit
+        connection.execute(delete(PLAN_ITEMS).where(_I.plan_id == plan_id, behind))
     return _left_out(connection, [*matching, *text], filters)
 
 
@@ -200,15 +229,20 @@ def _fill_named(connection: Connection, plan_id: int, selection: Selection) -> d
     ids = sorted({row_id for row_id in selection.row_ids if 0 < row_id <= LARGEST_ID})
     left_out: dict[str, int] = {}
     missing = len(set(selection.row_ids)) - len(ids)
-    filled = 0
+    filled = _FIRST_PLACES
     for start in range(0, len(ids), _NAMED_AT_ONCE):
         some = ids[start : start + _NAMED_AT_ONCE]
-        filled += _add(connection, plan_id, filled, [_M.id.in_(some), _M.status.in_(REPLAYED), _M.plan_id.is_(None)])
-        states = connection.execute(select(_M.status, _M.plan_id).where(_M.id.in_(some))).all()
+        these = (own(connection), _M.id.in_(some))
+        free = (_M.status.in_(REPLAYED), _M.plan_id.is_(None), not_on_hold(connection))
+        filled += _add(connection, plan_id, filled, [*these, *free])
+        states = connection.execute(select(_M.status, _M.plan_id, IS_ON_HOLD, _M.erased_at).where(*these)).all()
         missing += len(some) - len(states)
-        for status, plan in states:
-            if status not in REPLAYED or plan is not None:
-                why = status if status not in REPLAYED else "reserved by another plan"
+        for status, plan, is_held, erased_at in states:
+            if status not in REPLAYED or plan is not None or is_held:
+                why = (
+                    status if status not in REPLAYED else "reserved by another plan" if plan is not None else "on hold"
+                )
+                why = why if erased_at is None else "erased: nothing is left of them that could be sent"
                 left_out[why] = left_out.get(why, 0) + 1
     return {**left_out, **({"no such message": missing} if missing else {})}
 
@@ -228,10 +262,33 @@ def _add(connection: Connection, plan_id: int, filled: int, conditions: Sequence
     return connection.execute(adding, execution_options={"preserve_rowcount": True}).rowcount
 
 
+def _put_first(connection: Connection, plan_id: int) -> None:
+    """Move the messages that the first canary steps send to the first places."""
+    joined = PLAN_ITEMS.join(MESSAGES, _M.id == _I.message_id)
+    queue = func.coalesce(_M.origin_queue, _M.origin_exchange, "")
+    oldest, number = func.min(_I.place), func.count()
+    largest = func.max(cast(func.length(_M.body), BIGINT) * _SIZES - _I.place)
+    kinds = select(queue, number, oldest, largest).select_from(joined).where(_I.plan_id == plan_id)
+    found = connection.execute(
+        kinds.group_by(queue, _M.fingerprint).order_by(number.desc(), oldest).limit(_MOST_KINDS)
+    ).all()
+    if not found:
+        return
+    overall = [min(each[2] for each in found), -max(each[3] for each in found) % _SIZES]
+    places = first_ones([Kind(name, many, old, -large % _SIZES) for name, many, old, large in found], overall)
+    listed = values_table(connection, {_I.place: places, _I.attempt: list(range(1, len(places) + 1))})
+    first = select(listed.c.attempt).where(listed.c.place == _I.place).scalar_subquery()
+    these = (_I.plan_id == plan_id, in_list(connection, _I.place, places))
+    connection.execute(update(PLAN_ITEMS).where(*these).values(place=first))
+
+
 def _left_out(connection: Connection, conditions: Sequence[ColumnElement[bool]], filters: Filters) -> dict[str, int]:
     """Messages that the filters match, and that are processing or reserved by another plan."""
     reserved = [*conditions, _M.status.in_(filters.statuses or REPLAYED), _M.plan_id.is_not(None)]
     counts = {"reserved by another plan": _count(connection, reserved)}
+    if is_any_held(connection):
+        held = [*conditions, _M.status.in_(filters.statuses or REPLAYED), _M.plan_id.is_(None), IS_ON_HOLD]
+        counts["on hold"] = _count(connection, held)
     if not filters.statuses:
         counts["processing"] = _count(connection, [*conditions, _M.status == Status.PROCESSING])
     return {why: number for why, number in counts.items() if number}

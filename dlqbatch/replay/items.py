@@ -25,7 +25,9 @@ from dlqbatch.lifecycle.attempts import Outgoing
 from dlqbatch.lifecycle.breaker import Limits
 from dlqbatch.lifecycle.ended_replays import return_to_plan
 from dlqbatch.replay.canary_and_rate import Outcomes
-from dlqbatch.replay.plan import RESERVED_TO, held_rows, outcomes_of
+from dlqbatch.replay.order import HeldKey, held_keys, next_in_order
+from dlqbatch.replay.plan import RESERVED_TO
+from dlqbatch.replay.plan_status import PAUSED, RATE, held_rows, outcomes_of
 from dlqbatch.replay.skip_or_send import (
     current_rows,
     is_held,
@@ -38,6 +40,7 @@ from dlqbatch.replay.skip_or_send import (
 from dlqbatch.store import journal
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import keeping, reading, writing
+from dlqbatch.store.holds import on_hold
 from dlqbatch.store.journal import RowMove
 from dlqbatch.store.reservation import Items, begun, items_of_rows, places_of
 from dlqbatch.store.states import Status
@@ -66,6 +69,18 @@ class Taken:
     """Nothing more may be taken now."""
 
 
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What an apply reads of its plan before it publishes."""
+
+    state: str
+    is_paused: bool = False
+    """A person has paused it."""
+    per_second: float | None = None
+    why: str | None = None
+    """Why it is stopped or paused."""
+
+
 class PlanItems:
     """One apply of one plan; it remembers which rows it holds, and how far it has looked.
 
@@ -84,6 +99,7 @@ class PlanItems:
         to_queue: str | None = None,
         counted_from: datetime | None = None,
         limits: Limits = attempts.LIMITS,
+        is_in_order: bool = False,
     ) -> None:
         """`limits` are those of the circuit breakers."""
         self.engine = engine
@@ -95,12 +111,17 @@ class PlanItems:
         self._to_queue = to_queue
         self._counted_from = counted_from
         self._limits = limits
+        self.is_in_order = is_in_order
+        self._given_back: set[int] = set()
+        """Messages of an in-order plan that could not be sent in this run."""
         self._place = 0
         self._tokens: dict[int, str] = {}
         self._origins: dict[int, str | None] = {}
         """The keys of the circuit breakers of these rows."""
         self._taken_over: set[int] = set()
         """Rows with an attempt of another apply, whose confirm may still come."""
+        self.on_hold: set[int] = set()
+        """The rows of the newest `outgoing` whose group is held: they are not published."""
         self._places: dict[int, int] = {}
         """The places in the plan of the rows that are under way."""
 
@@ -178,7 +199,7 @@ class PlanItems:
                 room = ceiling - outcomes_of(connection, self.plan_id, self._counted_from).sent
                 wanted = min(limit, room - held_rows(connection, self.plan_id)[0])
                 left = min(limit, room - held_rows(connection, self.plan_id, now)[0])
-            items = waiting_items(connection, self.plan_id, self._place, wanted) if wanted > 0 else []
+            items = self._next_items(connection, wanted) if wanted > 0 else []
             self._places.update({item.message_id: item.place for item in items})
             taken = self._take(connection, items, now) if items else Taken(state, is_over=True)
         if items:
@@ -186,6 +207,16 @@ class PlanItems:
         elif left > 0 and (sizes := self._take_over(left, now)):
             return Taken(state, sizes, self.begin(sizes, now))
         return taken
+
+    def _next_items(self, connection: Connection, wanted: int) -> Sequence[Row[*tuple[Any, ...]]]:
+        if self.is_in_order:
+            return next_in_order(connection, self.plan_id, wanted, self._given_back)
+        return waiting_items(connection, self.plan_id, self._place, wanted)
+
+    def held_keys(self) -> tuple[list[HeldKey], int]:
+        """The keys that only a person can let go on, and how many messages under way other keys wait for."""
+        with reading(self.engine) as connection:
+            return held_keys(connection, self.plan_id)
 
     def _take_over(self, limit: int, now: datetime) -> dict[int, int]:
         """Rows of an apply whose lease has ended, and the sizes of their bodies; they keep their attempts."""
@@ -259,12 +290,21 @@ class PlanItems:
         with reading(self.engine) as connection:
             is_applied = exists().where(_P.id == self.plan_id, _P.state == "applying")
             found = attempts.content_of(connection, numbers, self._to_queue, is_applied)
+            self.on_hold = on_hold(connection, list(numbers))
         return found if len(found) == len(numbers) or self.is_applied() else None
 
     def is_applied(self) -> bool:
-        """Nobody has aborted or stopped the plan."""
+        """Nobody has aborted, stopped or paused the plan."""
+        return self.control().state == "applying"
+
+    def control(self) -> Control:
+        """What people want of the plan now."""
         with reading(self.engine) as connection:
-            return connection.scalar(select(_P.state).where(_P.id == self.plan_id)) == "applying"
+            plan = connection.execute(select(_P.state, _P.progress).where(_P.id == self.plan_id)).one_or_none()
+        if plan is None:
+            return Control("aborted")
+        progress = plan.progress or {}
+        return Control(plan.state, PAUSED in progress, progress.get(RATE), progress.get("stopped_why"))
 
     def sent(self, numbers: Mapping[int, int], now: datetime) -> None:
         """The broker has confirmed these attempts, by row id."""
@@ -289,6 +329,7 @@ class PlanItems:
         A row that was taken over keeps its lease, since the confirm of the first publish may still come. With
         `to_person` the rows are manual, and skipped by the plan: no later try would send them.
         """
+        self._given_back.update(row_ids)
         if not to_person:
             self._back({row_id: why for row_id, why in row_ids.items() if row_id not in self._taken_over}, now, {})
         else:
@@ -298,6 +339,11 @@ class PlanItems:
                 skip_items(connection, self.plan_id, self._places, why_not)
                 breakers.release_probes(connection, moved, now)
         self._forget(row_ids)
+
+    def from_the_beginning(self) -> None:
+        """Look again at items that were taken and given back, as after a pause."""
+        self._place = 0
+        self._given_back.clear()
 
     def outcomes(self) -> Outcomes:
         with reading(self.engine) as connection:

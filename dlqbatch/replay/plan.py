@@ -5,29 +5,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, and_, exists, func, or_, select, text, update
+from sqlalchemy import Connection, Engine, Row, exists, or_, select, update
 
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.errors import DlqbatchError
-from dlqbatch.lifecycle import breaker_rows as breakers
-from dlqbatch.lifecycle.outcome_rows import unproven
-from dlqbatch.lifecycle.proof import UnprovenRetries
-from dlqbatch.replay.canary_and_rate import CANARY_STEPS, Outcomes
+from dlqbatch.replay.canary_and_rate import MAX_FAILURE_RATE, Go, Step, Stop, Verdict, Wait, how_far
+from dlqbatch.replay.plan_status import (
+    APPROVED,
+    COUNTED_FROM,
+    MENDED,
+    NEEDS_APPLY,
+    PAUSED,
+    RATE,
+    RELEASED,
+    STEP,
+    PlanStatus,
+    goes_on_counting,
+    outcomes_of,
+    status_of,
+    step_of,
+    without_mended,
+)
 from dlqbatch.replay.risk_facts import origins_of
-from dlqbatch.store.bulk import in_list
+from dlqbatch.replay.second_person import why_not_alone
+from dlqbatch.store import action_log
+from dlqbatch.store.action_log import Request
 from dlqbatch.store.engine import reading, writing
-from dlqbatch.store.reservation import OVER, begun, release_reservations
-from dlqbatch.store.states import PLAN_MOVES, Status
-from dlqbatch.store.tables import ATTEMPTS, MESSAGES, OBSERVED, PLAN_ITEMS, PLANS
-from dlqbatch.store.text import json_ready, time_text
+from dlqbatch.store.reservation import OVER, release_reservations
+from dlqbatch.store.scopes import own
+from dlqbatch.store.states import PLAN_MOVES
+from dlqbatch.store.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, PLANS
+from dlqbatch.store.text import time_text
 
 # In `progress` of a plan: the place up to which its rows are reserved.
 RESERVED_TO: Final = "reserved_to"
+# In what `RELEASED` holds: when a run of the job last sent something, and what keeps the plan from going on.
+SENT_AT: Final = "sent_at"
+PROBLEM: Final = "problem"
 _LIST_OR_MAKE: Final = "`dlqbatch replay status` lists the plans, `dlqbatch replay plan` makes a new one"
 _SHORTEST_PREFIX: Final = 8  # characters of a hash
 _MOST_REASONS: Final = 20
@@ -62,6 +81,12 @@ class Applied:
     """Attempts from before do not count for its failure rate."""
     is_first: bool = False
     """It was never applied before."""
+    step: Step | None = None
+    """The canary step that is out, or under way."""
+    is_in_order: bool = False
+    """Messages with one key go one after the other."""
+    canary: bool = True
+    max_failure_rate: float = MAX_FAILURE_RATE
 
 
 def find(connection: Connection, name: str) -> int:
@@ -71,7 +96,8 @@ def find(connection: Connection, name: str) -> int:
         raise NoSuchPlan(
             f"'{name}' is no plan's hash; give at least its first {_SHORTEST_PREFIX} characters. {_LIST_OR_MAKE}"
         )
-    found = connection.scalars(select(_P.id).where(_P.hash.startswith(wanted, autoescape=True)).limit(2)).all()
+    ours = (own(connection, _P.scope_id), _P.hash.startswith(wanted, autoescape=True))
+    found = connection.scalars(select(_P.id).where(*ours).limit(2)).all()
     if len(found) > 1:
         raise NoSuchPlan(f"more than one plan begins with '{name}'; give more of its hash. {_LIST_OR_MAKE}")
     if not found:
@@ -87,35 +113,99 @@ def status(engine: Engine, name: str) -> PlanStatus:
 def recent(engine: Engine, limit: int = 50) -> tuple[PlanStatus, ...]:
     """The newest first."""
     with reading(engine) as connection:
-        newest = select(_P.id).order_by(_P.created_at.desc(), _P.id.desc()).limit(limit)
+        newest = (
+            select(_P.id).where(own(connection, _P.scope_id)).order_by(_P.created_at.desc(), _P.id.desc()).limit(limit)
+        )
         return tuple(status_of(connection, plan_id) for plan_id in connection.scalars(newest).all())
 
 
-def check(engine: Engine, name: str, *, resume_stopped: bool) -> Applied:
-    """NoSuchPlan or PlanRefused unless it may be applied; nothing is changed."""
+def released(engine: Engine) -> list[tuple[str, Mapping[str, Any]]]:
+    """The hashes of the plans that the job `replay` goes on with, in the order of their release, with what it knows."""
+    with reading(engine) as connection:
+        mine = (own(connection, _P.scope_id), _P.state == "applying")
+        plans = connection.execute(select(_P.hash, _P.progress).where(*mine).order_by(_P.id))
+        found = [(plan.hash, plan.progress[RELEASED]) for plan in plans if RELEASED in plan.progress]
+    return sorted(found, key=lambda plan: str(plan[1]["at"]))
+
+
+def note_run(engine: Engine, plan: Applied, problem: str, sent_at: datetime | None) -> None:
+    """What a run of the job leaves to the next one: what kept the plan from going on, and when it sent something."""
+    with writing(engine) as connection:
+        found = locked(connection, plan.plan_id)
+        before = found.progress[RELEASED]
+        after = {**before, PROBLEM: problem} | ({} if sent_at is None else {SENT_AT: time_text(sent_at)})
+        if after != before:
+            enter(connection, found, found.state, found.state_since, {**found.progress, RELEASED: after})
+
+
+def check(
+    engine: Engine, name: str, *, resume_stopped: bool, person: str = "", most_alone: int | None = None
+) -> Applied:
+    """NoSuchPlan or PlanRefused unless it may be applied, by this person; nothing is changed."""
     with reading(engine) as connection:
         plan_id = find(connection, name)
         plan = connection.execute(select(PLANS).where(_P.id == plan_id)).one()
-        _may_apply(plan, resume_stopped=resume_stopped)
+        _may_apply(plan, person, resume_stopped=resume_stopped, most_alone=most_alone)
         origins, _ = origins_of(connection, plan_id, plan.to_queue)
-    return Applied(plan_id, plan.hash, plan.size, plan.to_queue, origins, _counted_from(plan))
+    return Applied(
+        plan_id,
+        plan.hash,
+        plan.size,
+        plan.to_queue,
+        origins,
+        _counted_from(plan),
+        step=step_of(plan),
+        is_in_order="in_order" in (plan.filters or {}),
+        canary=plan.progress.get("canary", True),
+        max_failure_rate=plan.progress.get("max_failure_rate", MAX_FAILURE_RATE),
+    )
 
 
 def start(
-    engine: Engine, plan: Applied, *, canary: bool, max_failure_rate: float, resume_stopped: bool, now: datetime
+    engine: Engine,
+    plan: Applied,
+    *,
+    canary: bool,
+    max_failure_rate: float,
+    resume_stopped: bool,
+    now: datetime,
+    per_second: float | None = None,
+    actor: str | None = None,
+    most_alone: int | None = None,
+    released: Mapping[str, object] | None = None,
 ) -> Applied:
-    """The plan is being applied from this commit on, until it is done, stopped or aborted."""
+    """The plan is being applied from this commit on, until it is done, stopped or aborted.
+
+    The first apply is an action of this person, or without a name of who made the plan; so is a release, which hands
+    the plan to the job `replay`.
+    """
     with writing(engine) as connection:
         found = locked(connection, plan.plan_id)
-        _may_apply(found, resume_stopped=resume_stopped)
+        _may_apply(found, actor or found.actor, resume_stopped=resume_stopped, most_alone=most_alone)
+        if released and (before := found.progress.get(RELEASED)):
+            raise PlanRefused(
+                f"plan {found.hash} was released by {before['by']} at {before['at'][:19]}: the job `replay` goes on "
+                "with it. Nothing was changed"
+            )
         counted_from = _counted_from(found) or now
+        over = {"stopped_why", PAUSED, NEEDS_APPLY} | (set() if goes_on_counting(found) else {STEP})
         progress = {
-            **{name: value for name, value in (found.progress or {}).items() if name == RESERVED_TO},
+            **{name: value for name, value in (found.progress or {}).items() if name not in over},
+            **({} if per_second is None else {RATE: per_second}),
             "canary": canary,
             "max_failure_rate": max_failure_rate,
-            "counted_from": time_text(counted_from),
+            COUNTED_FROM: time_text(counted_from),
+            **({RELEASED: dict(released)} if released else {}),
         }
         enter(connection, found, "applying", now, progress)
+        if found.state == "planned" or released:
+            filters, mended = without_mended(found.filters)
+            details = {"plan": found.hash, "plan_id": found.id, **({"released": True} if released else {})}
+            details |= {} if mended is None else {MENDED: mended}
+            reason = str(released["reason"]) if released else found.reason
+            verified = bool(released and released.get("verified"))
+            request = Request("replay", actor or found.actor, reason, verified, filters, details)
+            action_log.begin(connection, request, now, ended=True)
     return replace(plan, counted_from=counted_from, is_first=found.state == "planned")
 
 
@@ -127,15 +217,40 @@ def take_back(engine: Engine, plan: Applied, now: datetime) -> None:
         has_begun = connection.scalar(select(exists().where(_I.plan_id == plan.plan_id, touched)))
         has_rows = connection.scalar(select(exists().where(_M.plan_id == plan.plan_id)))
         if plan.is_first and found.state == "applying" and not has_begun and not has_rows:
-            enter(connection, found, "planned", now, {})
+            enter(connection, found, "planned", now, {k: v for k, v in found.progress.items() if k == APPROVED})
 
 
-def stop(engine: Engine, plan_id: int, why: str, now: datetime) -> None:
-    """Too much of the plan failed; its rows stay reserved until a person decides."""
+def stop(engine: Engine, plan_id: int, why: str, now: datetime) -> bool:
+    """Nothing more of the plan goes; its rows stay reserved until a person decides. False: it is not being applied."""
     with writing(engine) as connection:
         found = locked(connection, plan_id)
         if found.state == "applying":
             enter(connection, found, "stopped", now, {**(found.progress or {}), "stopped_why": why})
+        return bool(found.state == "applying")
+
+
+def go_on(engine: Engine, plan_id: int, *, canary: bool, max_failure_rate: float, now: datetime) -> Verdict:
+    """What the plan may send now: a next canary step begins, or too much has come back and the plan is stopped."""
+
+    def judged(connection: Connection, plan: Row[*tuple[Any, ...]]) -> Verdict:
+        outcomes = outcomes_of(connection, plan_id, _counted_from(plan))
+        return how_far(outcomes, step_of(plan), canary=canary, max_failure_rate=max_failure_rate)
+
+    with reading(engine) as connection:
+        plan = connection.execute(select(PLANS).where(_P.id == plan_id)).one()
+        verdict = judged(connection, plan)
+    if isinstance(verdict, Wait) or (isinstance(verdict, Go) and verdict.step in {None, step_of(plan)}):
+        return verdict
+    if isinstance(verdict, Stop):
+        stop(engine, plan_id, verdict.why, now)
+        return verdict
+    with writing(engine) as connection:
+        plan = locked(connection, plan_id)
+        verdict = judged(connection, plan)
+        if plan.state == "applying" and isinstance(verdict, Go) and (step := verdict.step) is not None:
+            begun = {STEP: [step.to, step.after, step.failed_before]}
+            enter(connection, plan, "applying", now, {**plan.progress, **begun})
+    return verdict
 
 
 def finish(engine: Engine, plan_id: int, now: datetime) -> PlanStatus:
@@ -171,15 +286,20 @@ def enter(
 
 def _counted_from(plan: Row[*tuple[Any, ...]]) -> datetime | None:
     """A further apply goes on counting; after a stop it counts anew."""
-    since = plan.progress.get("counted_from") if plan.state == "applying" else None
+    since = plan.progress.get(COUNTED_FROM) if goes_on_counting(plan) else None
     return datetime.fromisoformat(since) if since else None
 
 
-def _may_apply(plan: Row[*tuple[Any, ...]], *, resume_stopped: bool) -> None:
+def _may_apply(plan: Row[*tuple[Any, ...]], person: str, *, resume_stopped: bool, most_alone: int | None) -> None:
     if plan.state in OVER:
         raise PlanRefused(
             f"plan {plan.hash} is {plan.state}, and was so since {plan.state_since:%Y-%m-%d %H:%M:%S} UTC: nothing was "
             "moved. Make a new one with `dlqbatch replay plan`, which holds what there is now."
+        )
+    if PAUSED in (plan.progress or {}) and not resume_stopped:
+        raise PlanRefused(
+            f"plan {plan.hash} was {plan.progress.get('stopped_why')}. Nothing was moved; "
+            f"`dlqbatch replay resume {plan.hash}` lets it go on."
         )
     if plan.state == "stopped" and not resume_stopped:
         raise PlanRefused(
@@ -187,192 +307,7 @@ def _may_apply(plan: Row[*tuple[Any, ...]], *, resume_stopped: bool) -> None:
             f"cause is gone, `dlqbatch replay apply {plan.hash} --resume-stopped` goes on; "
             f"`dlqbatch replay abort {plan.hash}` lets its messages go."
         )
-
-
-@dataclass(frozen=True, slots=True)
-class PlanStatus:
-    id: int
-    hash: str
-    state: str
-    """planned, applying, done, stopped or aborted."""
-    state_since: datetime
-    created_at: datetime
-    actor: str
-    reason: str
-    filters: Mapping[str, Any]
-    to_queue: str | None
-    size: int
-    risks: Sequence[Mapping[str, Any]]
-    waiting: int
-    sent: int
-    skipped: int
-    skipped_why: Mapping[str, int]
-    outcomes: Outcomes
-    """The outcomes of all that was sent."""
-    canary: bool | None
-    """Whether it is applied in canary steps; None: it was not applied yet."""
-    max_failure_rate: float | None
-    stopped_why: str | None
-    held: int
-    """Waiting, but an apply is sending them now, or was cut while it did."""
-    held_until: datetime | None
-    """When the last of their leases ends."""
-    counted: Outcomes
-    """The outcomes of what was sent since the first apply, or since a stop: canary and failure rate see these."""
-    unproven: Sequence[UnprovenRetries] = ()
-    """Where its open retries went, and what is missing there by the newest look."""
-
-    @property
-    def step(self) -> int | None:
-        """The canary step that is out, or under way; None: all may go, or none has gone."""
-        if not self.canary or self.state != "applying":
-            return None
-        return next((step for step in CANARY_STEPS if step >= self.counted.sent), None)
-
-    @property
-    def do_next(self) -> str:
-        """What a person can do about it now."""
-        apply = f"dlqbatch replay apply {self.hash}"
-        match self.state:
-            case "planned":
-                return f"`{apply}` sends it; nothing has moved yet"
-            case "stopped":
-                return (
-                    f"stopped: {self.stopped_why}. Look at what came back; then `{apply} --resume-stopped` goes on, or "
-                    f"`dlqbatch replay abort {self.hash}` lets the rest go"
-                )
-            case "applying":
-                return self._goes_on(apply)
-            case "done" if self.outcomes.open:
-                return "every message is out; drain, ingest and lifecycle find out which of them come back"
-            case "aborted" if self.held:
-                return (
-                    f"a run that was killed, or that hears nothing from the database or the broker, had begun to send "
-                    f"{self.held} of them: the broker may have some. Nothing more is sent. After "
-                    f"{self.held_until:%Y-%m-%d %H:%M:%S} UTC the next run of the lifecycle, or "
-                    f"`dlqbatch replay abort {self.hash}`, makes them what they were before"
-                )
-            case _:
-                return "nothing: it is over" if self.sent else self._nothing_sent()
-
-    def _nothing_sent(self) -> str:
-        return (
-            f"nothing was sent: {self.skipped} were skipped, {self.waiting} given up. "
-            "`dlqbatch replay plan` makes a plan of what there is now"
-        )
-
-    def _goes_on(self, apply: str) -> str:
-        if self.held and self.held_until is not None:
-            return (
-                f"{self.held} are held by an apply that runs, or that was cut, until {self.held_until:%H:%M:%S} UTC; "
-                f"`{apply}` goes on"
-            )
-        if self.step == self.counted.sent and self.counted.open:
-            return (
-                f"the first {self.counted.sent} are out, and what became of {self.counted.open} is not known yet; "
-                f"`{apply}` goes on when it is, `{apply} --no-canary` without knowing"
-            )
-        return f"`{apply}` goes on with the {self.waiting} that wait"
-
-    def as_dict(self) -> dict[str, object]:
-        names = [field.name for field in fields(self) if field.name not in {"outcomes", "counted", "unproven"}]
-        shown = {name: json_ready(getattr(self, name)) for name in names}
-        outcomes = self.outcomes
-        return shown | {
-            "outcomes": {"failed": outcomes.failed, "succeeded": outcomes.succeeded, "open": outcomes.open},
-            "failure_rate": round(self.counted.failure_rate, 4),
-            "step": self.step,
-            "unproven": [each.as_dict() for each in self.unproven],
-            "do_next": self.do_next,
-        }
-
-
-def status_of(connection: Connection, plan_id: int) -> PlanStatus:
-    plan = connection.execute(select(PLANS).where(_P.id == plan_id)).one()
-    numbers = {
-        state: int(number)
-        for state, number in connection.execute(
-            select(_I.state, func.count()).where(_I.plan_id == plan_id).group_by(_I.state)
-        )
-    }
-    why = connection.execute(
-        select(_I.reason, func.count())
-        .where(_I.plan_id == plan_id, _I.state == "skipped")
-        .group_by(_I.reason)
-        .order_by(func.count().desc(), _I.reason)
-        .limit(_MOST_REASONS)
-    )
-    held, until = held_rows(connection, plan_id)
-    outcomes = outcomes_of(connection, plan_id)
-    progress = plan.progress or {}
-    since = progress.get("counted_from")
-    return PlanStatus(
-        plan.id,
-        plan.hash,
-        plan.state,
-        plan.state_since,
-        plan.created_at,
-        plan.actor,
-        plan.reason,
-        plan.filters,
-        plan.to_queue,
-        plan.size,
-        plan.risks,
-        numbers.get("waiting", 0),
-        numbers.get("sent", 0),
-        numbers.get("skipped", 0),
-        {reason or "": number for reason, number in why},
-        outcomes,
-        progress.get("canary"),
-        progress.get("max_failure_rate"),
-        progress.get("stopped_why"),
-        held,
-        until,
-        outcomes_of(connection, plan_id, datetime.fromisoformat(since) if since else None),
-        _unproven(connection, plan_id, plan.to_queue) if outcomes.open else (),
-    )
-
-
-def _unproven(connection: Connection, plan_id: int, to_queue: str | None) -> Sequence[UnprovenRetries]:
-    known = unproven(connection)
-    if not known:
-        return ()
-    this = (_A.message_id == _I.message_id, _A.number == _I.attempt, text(OBSERVED))
-    origins = (
-        select(_M.origin_queue, _M.origin_exchange, _M.origin_key)
-        .distinct()
-        .select_from(PLAN_ITEMS.join(ATTEMPTS, and_(*this)).join(MESSAGES, _M.id == _I.message_id))
-    )
-    found = connection.execute(origins.where(_I.plan_id == plan_id, _I.state == "sent"))
-    places = {to_queue or breakers.place(*origin) for origin in found}
-    return tuple(each for each in known if each.place in places)
-
-
-def outcomes_of(connection: Connection, plan_id: int, since: datetime | None = None) -> Outcomes:
-    """The outcomes of the items that were sent at `since` or later."""
-    this = and_(_A.message_id == _I.message_id, _A.number == _I.attempt)
-    outcome: ColumnElement[Any] = _A.outcome
-    if since is None:
-        # A message that is deleted by now took its attempts with it, and left in the item what became of this one.
-        outcome = func.coalesce(_A.outcome, _I.reason)
-        query = select(outcome, func.count()).select_from(PLAN_ITEMS.outerjoin(ATTEMPTS, this))
-    else:
-        query = select(outcome, func.count()).select_from(PLAN_ITEMS.join(ATTEMPTS, this))
-        # A message that came back before it was marked as sent has no `sent_at`.
-        query = query.where(func.coalesce(_A.sent_at, _A.closed_at) >= since)
-    query = query.where(_I.plan_id == plan_id, _I.state == "sent").group_by(outcome)
-    found = {outcome: int(number) for outcome, number in connection.execute(query)}
-    # Given up, because its origin is gone or a person has discarded it: no success, and nothing to wait for.
-    failed = found.get("failed", 0) + found.get("abandoned", 0)
-    return Outcomes(sum(found.values()), failed, found.get("succeeded", 0))
-
-
-def held_rows(connection: Connection, plan_id: int, now: datetime | None = None) -> tuple[int, datetime | None]:
-    """Rows that some apply holds unsent, and when the last lease ends; with a time those whose lease is not over."""
-    row_ids = begun(connection, plan_id)
-    held = select(func.count(), func.max(_M.lease_until)).where(in_list(connection, _M.id, row_ids))
-    held = held.where(_M.plan_id == plan_id, _M.status == Status.PROCESSING, _M.lease_until.is_not(None))
-    if now is not None:
-        held = held.where(_M.lease_until >= now)
-    number, until = connection.execute(held).one()
-    return int(number), until
+    is_approved = APPROVED in (plan.progress or {})
+    alone = why_not_alone(plan.hash, plan.size, plan.actor, person, is_approved=is_approved, most_alone=most_alone)
+    if plan.state == "planned" and alone is not None:
+        raise PlanRefused(alone)

@@ -19,10 +19,13 @@ from dlqbatch.errors import ChannelRefused
 from dlqbatch.lifecycle import breaker_rows as breakers
 from dlqbatch.lifecycle.attempts import Outgoing, without_bodies
 from dlqbatch.lifecycle.rules import UNKNOWN, Rule, classify
+from dlqbatch.logs import masked
 from dlqbatch.messages.queries import BY_EDIT, SUMMARY, Record, linked_by_edits
+from dlqbatch.messages.shown import masked_record
 from dlqbatch.replay.risks import LARGEST_BODY, Facts, Place
 from dlqbatch.settings import Settings
 from dlqbatch.store.journal import JOBS
+from dlqbatch.store.scopes import own
 from dlqbatch.store.states import Status, Strategy
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, TRANSITIONS
 from dlqbatch.store.text import json_ready, time_text
@@ -87,9 +90,9 @@ class Frozen:
             "left_out": dict(self.left_out),
             "by_origin": dict(self.known.by_place) | ({"unknown": without} if without else {}),
             "by_event": dict(self.by_event),
-            "by_error": dict(self.by_error),
+            "by_error": {masked(error): number for error, number in self.by_error.items()},
             "by_status": dict(self.by_status),
-            "sample": json_ready(self.sample),
+            "sample": json_ready(tuple(map(masked_record, self.sample))),
         }
 
     def facts(self, rules: Sequence[Rule], largest: int) -> Facts:
@@ -260,7 +263,8 @@ def recent(connection: Connection, now: datetime) -> dict[str, tuple[int, int]]:
     """By where they were sent: the attempts of the last hour that failed, and all that ended."""
     ended = (
         select(_A.message_id, _A.outcome, breakers.named_queue().label("named"))
-        .where(_A.closed_at.is_not(None), _A.closed_at > now - OF_LATE, _A.outcome != "abandoned")
+        .where(own(connection, _A.scope_id), _A.closed_at.is_not(None), _A.closed_at > now - OF_LATE)
+        .where(_A.outcome != "abandoned")
         .order_by(_A.closed_at.desc())
         .limit(_MOST_ATTEMPTS)
         .subquery()

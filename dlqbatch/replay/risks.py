@@ -34,6 +34,8 @@ class RiskName(StrEnum):
     BODY_TOO_LARGE = "body-too-large"
 
 
+MENDED: Final = frozenset({RiskName.LOOPS_BACK, RiskName.FAILED_BEFORE, RiskName.RULE_SAYS_MANUAL})
+"""The risks that follow from a cause which is still there, so that they are over when somebody has mended it."""
 _GRAVITY: Final = {name: place for place, name in enumerate(RiskName)}
 
 
@@ -89,6 +91,11 @@ class Facts:
     """Messages that a person has taken back after they were resolved."""
 
 
+def unanswered(found: Iterable[Risk], mended: str | None) -> tuple[Risk, ...]:
+    """The risks without those that a mend answers, if somebody says what was mended."""
+    return tuple(risk for risk in found if mended is None or risk.name not in MENDED)
+
+
 def largest_body(version: tuple[int, ...]) -> int:
     """Bytes of a body that a broker of this version takes unless it is set up otherwise."""
     return LARGEST_BODY if version >= _FIRST_WITH_SMALL_BODIES else LARGEST_BODY_BEFORE_4
@@ -135,14 +142,14 @@ def risks(facts: Facts, places: Mapping[str, Place]) -> tuple[Risk, ...]:
         found.append(Risk(RiskName.BODY_TOO_LARGE, facts.large_bodies, says))
     if facts.failed_before:
         says = (
-            "equal failures came back from a retry before. If the cause is mended since, go on: the canary sends a few "
-            "first, and stops if they come back. If not, mend it first"
+            "equal failures came back from a retry before. If the cause is mended since, plan again with `--mended "
+            "TICKET`: the canary sends a few first, and stops if they come back. If not, mend it first"
         )
         found.append(Risk(RiskName.FAILED_BEFORE, facts.failed_before, says))
     for rule, count in (facts.said_manual or {}).items():
         says = (
             f"the rule '{rule}' says manual: the same message is expected to fail the same way. Edit it (`dlqbatch "
-            "messages edit`), or be sure that the consumer has changed"
+            "messages edit`), or plan again with `--mended TICKET` if the consumer has changed"
         )
         found.append(Risk(RiskName.RULE_SAYS_MANUAL, count, says))
     return tuple(sorted(found, key=lambda risk: (_GRAVITY[risk.name], -risk.messages)))
@@ -180,6 +187,6 @@ def _of_place(place: Place, count: int, recent: tuple[int, int]) -> Iterable[Ris
     if failed and failed >= ended * FAILS_AGAIN:
         says = (
             f"of the last {ended:,} retries to '{name}', {failed:,} failed: these may come straight back. Mend the "
-            "cause first; the canary shows whether it is mended"
+            "cause first, and plan again with `--mended TICKET`; the canary shows whether it is mended"
         )
         yield Risk(RiskName.LOOPS_BACK, count, says)

@@ -12,9 +12,10 @@ from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, Update, a
 
 from dlqbatch.lifecycle.attempts import Outgoing, without_bodies
 from dlqbatch.replay.canary_and_rate import Outcomes
-from dlqbatch.replay.plan import held_rows, outcomes_of
+from dlqbatch.replay.plan_status import held_rows, outcomes_of
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import reading
+from dlqbatch.store.holds import IS_ON_HOLD, ON_HOLD
 from dlqbatch.store.reservation import Items, items_of_rows
 from dlqbatch.store.states import ITEM_MOVES, Status
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES, PLAN_ITEMS, PLANS
@@ -36,6 +37,7 @@ _ROW: Final = (
     _M.origin_exchange,
     _M.origin_key,
     func.length(_M.body).label("body_size"),
+    IS_ON_HOLD.label("on_hold"),
 )
 
 
@@ -105,7 +107,7 @@ def waiting_items(connection: Connection, plan_id: int, after: int, limit: int) 
 def current_rows(connection: Connection, row_ids: Sequence[int], *, locked: bool = False) -> Rows:
     rows = select(*_ROW).where(in_list(connection, _M.id, row_ids)).order_by(_M.id)
     # It waits for rows that others have locked: their transactions are short, and a skipped row would be left behind.
-    return {row.id: row for row in connection.execute(rows.with_for_update() if locked else rows)}
+    return {row.id: row for row in connection.execute(rows.with_for_update(of=MESSAGES) if locked else rows)}
 
 
 def confirmed_items(*these: ColumnElement[bool]) -> Select[Any]:
@@ -167,4 +169,6 @@ def reason_to_skip(item: AnyRow, row: AnyRow | None, plan_id: int, to_queue: str
         why = "it changed since the plan"
     elif to_queue is None and row.origin_queue is None and row.origin_exchange is None:
         why = "origin-unknown"
+    elif row.on_hold:
+        why = ON_HOLD
     return why

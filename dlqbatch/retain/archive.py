@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from dlqbatch.amqp.fields import Fields
 from dlqbatch.errors import DlqbatchError, SettingsError
 from dlqbatch.retain.folder import ColdFolder
 from dlqbatch.retain.format import (
     LARGEST_ID,
     LARGEST_MANIFEST,
+    MOST_RATIO,
+    MOST_UNPACKED,
     ArchiveDamaged,
     Line,
     Manifest,
     data_name,
     decode,
     decode_manifest,
+    edition_of,
     identity_mark,
     is_left_behind,
     manifest_name,
@@ -34,7 +38,8 @@ from dlqbatch.settings.store_options import Bucket
 from dlqbatch.store.access import store_for
 
 if TYPE_CHECKING:
-    from dlqbatch.messages.actions import Changes, Shown  # SQLAlchemy, which a list of parts does not need
+    from dlqbatch.messages.changes import Changes  # SQLAlchemy, which a list of parts does not need
+    from dlqbatch.messages.shown import Reveal, Shown
 
 # These window bits make zlib write gzip's frame without a name and a time, so that equal rows are equal bytes.
 _GZIP: Final = 31
@@ -64,7 +69,8 @@ class ColdStorage(Protocol):
     def read(self, name: str, most: int) -> bytes:
         """ArchiveDamaged if it is not there, or longer than `most`."""
 
-    def remove(self, name: str) -> None: ...
+    def remove(self, name: str) -> str:
+        """Delete the file, if it is there; return what the storage keeps of it, and what to do about that."""
 
 
 def cold_storage(settings: Settings) -> ColdStorage | None:
@@ -80,6 +86,8 @@ class Survey(NamedTuple):
     damaged: tuple[ArchiveDamaged, ...]
     unfinished: tuple[str, ...]
     """Parts without a manifest: a run was killed before it wrote one, or it was lost."""
+    replaced: tuple[str, ...] = ()
+    """Parts that an erase wrote anew, and that it was cut before it could remove; nothing reads them."""
 
 
 class Located(NamedTuple):
@@ -109,7 +117,7 @@ def write_part(storage: ColdStorage, part: str, lines: Iterable[Line], now: date
 
 def seals(storage: ColdStorage, part: str) -> dict[int, bytes]:
     """The seal of each line of a whole part, by the number of its message."""
-    return {line.message["id"]: seal(line) for line in lines_of(storage, _manifest(storage, part))}
+    return {line.message["id"]: seal(line) for line in lines_of(storage, read_manifest(storage, part))}
 
 
 def lines_of(storage: ColdStorage, manifest: Manifest) -> Iterator[Line]:
@@ -126,21 +134,43 @@ def verify(storage: ColdStorage, manifest: Manifest) -> ArchiveDamaged | None:
     return None
 
 
-def survey(storage: ColdStorage) -> Survey:
-    """All parts by their manifests, without reading a message."""
-    found = [each for each in map(named, storage.names()) if each is not None]
+class _Files(NamedTuple):
+    """The parts whose manifest is there, those whose data is there, and those that a newer edition has replaced."""
+
+    finished: set[str]
+    filed: set[str]
+    replaced: set[str]
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        return tuple(sorted(self.filed - self.finished - self.replaced))
+
+
+def _files(names: Iterable[str]) -> _Files:
+    found = [each for each in map(named, names) if each is not None]
     finished = {part for part, is_manifest in found if is_manifest}
     filed = {part for part, is_manifest in found if not is_manifest}
+    newest: dict[str, int] = {}
+    for first, number in map(edition_of, finished & filed):
+        newest[first] = max(number, newest.get(first, 0))
+    editions = {part: edition_of(part) for part in finished | filed}
+    replaced = {part for part, (first, number) in editions.items() if number < newest.get(first, 0)}
+    return _Files(finished, filed, replaced)
+
+
+def survey(storage: ColdStorage) -> Survey:
+    """All parts by their manifests, without reading a message."""
+    files = _files(storage.names())
     parts, damaged = [], []
-    for part in sorted(finished):
+    for part in sorted(files.finished - files.replaced):
         try:
-            parts.append(_manifest(storage, part))
-            if part not in filed:
+            parts.append(read_manifest(storage, part))
+            if part not in files.filed:
                 damaged.append(ArchiveDamaged(part, "its file is not there"))
         except ArchiveDamaged as damage:
             damaged.append(damage)
     parts.sort(key=lambda manifest: (manifest.created, manifest.part), reverse=True)
-    return Survey(tuple(parts), tuple(damaged), tuple(sorted(filed - finished)))
+    return Survey(tuple(parts), tuple(damaged), files.unfinished, tuple(sorted(files.replaced)))
 
 
 def locate(storage: ColdStorage, known: Survey, sought: int | str) -> Located | None:
@@ -170,17 +200,14 @@ def locate(storage: ColdStorage, known: Survey, sought: int | str) -> Located | 
 
 def tidy(storage: ColdStorage, now: datetime) -> tuple[str, ...]:
     """Remove the files that killed runs had only begun to write; return the parts that have no manifest."""
-    found: set[str] = set()
-    finished: set[str] = set()
-    for name in storage.names():
+    names = list(storage.names())
+    for name in names:
         if is_left_behind(name, now):
             storage.remove(name)
-        elif (each := named(name)) is not None:
-            (finished if each.is_manifest else found).add(each.part)
-    return tuple(sorted(found - finished))
+    return _files(names).unfinished
 
 
-def _manifest(storage: ColdStorage, part: str) -> Manifest:
+def read_manifest(storage: ColdStorage, part: str) -> Manifest:
     return decode_manifest(storage.read(manifest_name(part), LARGEST_MANIFEST), part)
 
 
@@ -230,21 +257,41 @@ def unpack(data: bytes, manifest: Manifest) -> Iterator[Line]:
     if len(data) != manifest.file_bytes or hashlib.sha256(data).hexdigest() != manifest.file_sha256:
         raise ArchiveDamaged(part, "its file is not the one that was written")
     content = hashlib.sha256()
-    count, first, last = 0, LARGEST_ID, 0
-    for raw in _lines(data, manifest):
+    count, size, first, last = 0, 0, LARGEST_ID, 0
+    for raw in _lines(data, part, manifest.content_bytes):
         content.update(raw)
         line = decode(raw, part)
         count, first, last = count + 1, min(first, line.message["id"]), max(last, line.message["id"])
+        size += len(raw)
         yield line
+    if size != manifest.content_bytes:
+        raise ArchiveDamaged(part, "its file is not as long as its manifest says")
     if (count, first, last) != (manifest.count, manifest.first_id, manifest.last_id):
         raise ArchiveDamaged(part, f"it holds {count} messages, not the {manifest.count} of its manifest")
     if content.hexdigest() != manifest.content_sha256:
         raise ArchiveDamaged(part, "its content is not what was written")
 
 
-def _lines(data: bytes, manifest: Manifest) -> Iterator[bytearray]:
+def manifest_of(data: bytes, part: str, created: datetime) -> Manifest:
+    """The manifest that whoever wrote this file was cut before writing; the same bytes whoever makes it."""
+    content = hashlib.sha256()
+    ids, identities, size = [], [], 0
+    for raw in _lines(data, part, max(MOST_UNPACKED, MOST_RATIO * len(data))):
+        content.update(raw)
+        message = decode(raw, part).message
+        ids.append(message["id"])
+        identities.append(identity_mark(message["identity"]))
+        size += len(raw)
+    if not ids:
+        raise ArchiveDamaged(part, "it holds no message")
+    whole = hashlib.sha256(data).hexdigest()
+    digest = content.hexdigest()
+    return Manifest(part, created, len(ids), min(ids), max(ids), size, digest, len(data), whole, "".join(identities))
+
+
+def _lines(data: bytes, part: str, most: int) -> Iterator[bytearray]:
     begun = bytearray()  # joined pieces would be there twice
-    for piece in _inflated(data, manifest):
+    for piece in _inflated(data, part, most):
         *whole, rest = piece.split(b"\n")
         for end in whole:
             begun += end
@@ -253,13 +300,12 @@ def _lines(data: bytes, manifest: Manifest) -> Iterator[bytearray]:
             begun = bytearray()
         begun += rest
     if begun:
-        raise ArchiveDamaged(manifest.part, "its last line has no end")
+        raise ArchiveDamaged(part, "its last line has no end")
 
 
-def _inflated(data: bytes, manifest: Manifest) -> Iterator[bytes]:
-    """Unpack no more than the manifest allows, because a small file can unpack to more than any memory holds."""
+def _inflated(data: bytes, part: str, most: int) -> Iterator[bytes]:
+    """Unpack no more bytes than `most`, because a small file can unpack to more than any memory holds."""
     inflate = zlib.decompressobj(wbits=_GZIP)
-    left = manifest.content_bytes
     rest, position = b"", 0
     while not inflate.eof:
         if not rest:
@@ -268,16 +314,16 @@ def _inflated(data: bytes, manifest: Manifest) -> Iterator[bytes]:
         try:
             piece = inflate.decompress(rest, _OUT)
         except zlib.error as error:
-            raise ArchiveDamaged(manifest.part, "its file cannot be unpacked") from error
+            raise ArchiveDamaged(part, "its file cannot be unpacked") from error
         rest = inflate.unconsumed_tail
-        left -= len(piece)
-        if left < 0:
-            raise ArchiveDamaged(manifest.part, "it unpacks to more than its manifest says")
+        most -= len(piece)
+        if most < 0:
+            raise ArchiveDamaged(part, "it unpacks to more than its manifest says")
         if is_last and not piece and not inflate.eof:
-            raise ArchiveDamaged(manifest.part, "its file ends too soon")
+            raise ArchiveDamaged(part, "its file ends too soon")
         yield piece
-    if left or inflate.unused_data or position < len(data):
-        raise ArchiveDamaged(manifest.part, "its file is not as long as its manifest says")
+    if inflate.unused_data or position < len(data):
+        raise ArchiveDamaged(part, "its file is not as long as its manifest says")
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,21 +340,23 @@ class Archive:
         """What is wrong with each part."""
         return {manifest.part: verify(self.storage, manifest) for manifest in known.parts}
 
-    def show(self, sought: str) -> tuple[Shown, str]:
-        """The newest copy, and the part that has it."""
-        from dlqbatch.retain.restore import shown_copy  # noqa: PLC0415  (SQLAlchemy costs a fifth of a second)
+    def show(self, sought: str, by: Reveal | None = None) -> tuple[Shown, str]:
+        """The newest copy, and the part that has it; masked, unless `by` says who sees it unmasked and why."""
+        from dlqbatch.retain.restore import Restoring, shown_copy  # noqa: PLC0415  (SQLAlchemy costs a fifth of a second)
 
         found = locate(self.storage, self.survey(), _number(sought))
         if found is None:
             raise NoSuchCopy(_number(sought))
-        return shown_copy(found.line, found.part), found.part
+        if by is not None:
+            Restoring(store_for(self.settings), Fields(self.settings.fields)).journal_reveal(found.line, by)
+        return shown_copy(found.line, found.part, is_revealed=by is not None), found.part
 
     def restore(self, sought: Sequence[str], *, actor: str, reason: str, dry_run: bool) -> Changes:
         """Put each into the database as manual, where a person decides about it; each in its own transaction."""
-        from dlqbatch.messages.actions import Change, Changes  # noqa: PLC0415  (SQLAlchemy)
+        from dlqbatch.messages.changes import Change, Changes  # noqa: PLC0415  (SQLAlchemy)
         from dlqbatch.retain.restore import Restoring  # noqa: PLC0415  (SQLAlchemy)
 
-        store = Restoring(store_for(self.settings))
+        store = Restoring(store_for(self.settings), Fields(self.settings.fields))
         known: list[Survey] = []
         done = []
         for each in dict.fromkeys(map(_number, sought)):

@@ -80,12 +80,13 @@ class ColdFolder:
                         os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
                 return file.read(most + 1)
 
-    def remove(self, name: str) -> None:
-        """No error if it is gone already."""
+    def remove(self, name: str) -> str:
+        """No error if it is gone already; nothing of it is kept but by snapshots and backups of the disk."""
         with self._translated(name), suppress(FileNotFoundError):
             path = self._path(name)
             path.unlink()
             _sync(path.parent)
+        return ""
 
     def _path(self, name: str) -> Path:
         """ArchiveDamaged if the name leads out of the folder, by its steps or by a link that somebody put there."""

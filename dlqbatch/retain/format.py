@@ -39,6 +39,7 @@ _BODY_PIECE: Final = 3 * 64 * 1024
 _BODY: Final = b'"body":"'
 _MARK: Final = 8
 _PART: Final = re.compile(r"[0-9]{4}/[0-9]{2}/[0-9]{2}/[0-9A-Za-z-]{1,64}")
+_EDITION: Final = re.compile(r"(?P<first>[0-9/]{10}/[0-9]{8}T[0-9]{6}-[0-9a-f]{8})(?:-(?P<number>[1-9][0-9]{0,5}))?")
 _UNFINISHED: Final = re.compile(r"([0-9]{4}/[0-9]{2}/[0-9]{2})/\.[0-9A-Za-z.-]{1,128}\.tmp")
 _HEX: Final = re.compile("[0-9a-f]{64}")
 _DATA, _MANIFEST = ".jsonl.gz", ".manifest.json"
@@ -70,7 +71,7 @@ class Line(NamedTuple):
     """A dead message with everything that the database knows of it."""
 
     message: Mapping[str, Any]
-    """Every column of its row."""
+    """Every column of its row, and the name of its scope."""
     attempts: tuple[Mapping[str, Any], ...]
     transitions: tuple[Mapping[str, Any], ...]
     """In the order they happened."""
@@ -97,9 +98,9 @@ MESSAGE: Final = columns(
     nullable=(
         (int, "plan_id"),
         (str, "parent message_id origin_queue origin_exchange origin_key event reason error_type error_message"),
-        (str, "error_stack strategy lock_owner lock_token source moved_to framework_id"),
+        (str, "error_stack strategy lock_owner lock_token source moved_to framework_id scope"),
         (bytes, "returned_digest"),
-        (datetime, "locked_at lease_until next_retry_at"),
+        (datetime, "locked_at lease_until next_retry_at erased_at"),
     ),
 )
 ATTEMPT: Final = columns(
@@ -110,7 +111,9 @@ ATTEMPT: Final = columns(
 )
 TRANSITION: Final = columns((str, "to_status actor reason"), (datetime, "at"), nullable=((str, "from_status"),))
 # Columns that came later: older copies do not have them.
-_ADDED: Final = frozenset({"moved_to", "acknowledged_at", "proof", "framework_id", "returned_digest"})
+_ADDED: Final = frozenset(
+    {"moved_to", "acknowledged_at", "proof", "framework_id", "returned_digest", "scope", "erased_at"}
+)
 _PARTS: Final = {"message": MESSAGE, "attempts": ATTEMPT, "transitions": TRANSITION}
 # Columns that a move to another state writes.
 _STATE: Final = frozenset(
@@ -174,7 +177,8 @@ def seal(line: Line) -> bytes:
     """A digest of all that a row and its copy have in common, though the row was archived after it was copied."""
     last = line.transitions[-1] if line.transitions else {}
     is_ours = (last.get("from_status"), last.get("to_status"), last.get("actor")) == ("failed", "archived", "retain")
-    left_out = _STATE | {name for name in _ADDED if line.message.get(name) is None}
+    # The scope stands in copies of late, and says nothing of the message.
+    left_out = _STATE | {"scope"} | {name for name in _ADDED if line.message.get(name) is None}
     kept = {name: value for name, value in line.message.items() if name not in left_out}
     steps = line.transitions[:-1] if is_ours else line.transitions
     digest = hashlib.sha256()
@@ -228,6 +232,26 @@ def part_name(now: datetime, mark: str) -> str:
     """The name has the day in UTC; the mark differs between parts of one second."""
     at = now.astimezone(UTC)
     return f"{at:%Y/%m/%d}/{at:%Y%m%dT%H%M%S}-{mark}"
+
+
+class Edition(NamedTuple):
+    """A part under its first name, and how often it has been written: an erase writes a part anew as the next one."""
+
+    first: str
+    number: int
+
+    @property
+    def part(self) -> str:
+        return self.first if self.number == 1 else f"{self.first}-{self.number}"
+
+    @property
+    def next(self) -> Edition:
+        return self._replace(number=self.number + 1)
+
+
+def edition_of(part: str) -> Edition:
+    found = _EDITION.fullmatch(part)
+    return Edition(part, 1) if found is None else Edition(found["first"], int(found["number"] or 1))
 
 
 def data_name(part: str) -> str:
@@ -296,8 +320,12 @@ class Manifest:
         """Whether a message may be in the part, by its number or its identity."""
         if isinstance(key, int):
             return self.first_id <= key <= self.last_id
-        sought = identity_mark(key)
-        return any(self.identities.startswith(sought, at) for at in range(0, len(self.identities), _MARK))
+        return identity_mark(key) in self.marks
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The marks of the identities."""
+        return frozenset(self.identities[at : at + _MARK] for at in range(0, len(self.identities), _MARK))
 
     def encode(self) -> bytes:
         shown = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -14,12 +14,12 @@ from typing import Final
 from dlqbatch import logs
 from dlqbatch.broker.session import share
 from dlqbatch.errors import DlqbatchError, SettingsError, so_far
-from dlqbatch.jobs import Report, RunOptions, bounds_of, count
+from dlqbatch.jobs import Report, RunOptions, bounds_of, count, store_by_asking
 from dlqbatch.retain.archive import ColdStorage, cold_storage, seals, tidy, write_part
 from dlqbatch.retain.format import ArchiveDamaged, ColdStorageFailed, part_name, seal
 from dlqbatch.retain.rows import MOST_TOGETHER, Due, Keep, Retention, batches, keep_of
 from dlqbatch.settings import Settings
-from dlqbatch.store.access import StoreClock, store_for
+from dlqbatch.store.access import StoreClock
 from dlqbatch.store.states import Status
 
 log = logs.get(__name__)
@@ -41,7 +41,7 @@ def retain(settings: Settings, run_options: RunOptions) -> Report:
             "DLQBATCH_DATABASE_URL (dlqbatch.database-url). Nothing was deleted"
         )
     bounds = bounds_of(settings, run_options, settings.retain_max_seconds)
-    engine = store_for(settings)
+    engine, scope = store_by_asking(settings, "dlqbatch retain", dry_run=run_options.dry_run)
     job = Retain(
         rows=Retention(engine),
         cold=cold_storage(settings),
@@ -50,7 +50,7 @@ def retain(settings: Settings, run_options: RunOptions) -> Report:
         now=StoreClock(engine)(),
         dry_run=run_options.dry_run,
     )
-    return job.run()
+    return replace(job.run(), scope=scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +253,13 @@ class Retain:
             return None
         ours = self.rows.copied([each for each in batch if each.id in copied], part, self.now) if copied else set()
         tally.add("skipped", _CHANGED, len(batch) - len(ours))
+        if erased := self.rows.erased(copied.keys() - ours) if copied.keys() - ours else []:
+            # Their content was read before.
+            named = " ".join(map(str, erased))
+            tally.warn(
+                f"{part} of cold storage may hold message(s) that were erased while it was written: "
+                f"`dlqbatch messages erase {named}` takes them out of it"
+            )
         if copied:
             log.info("cold copy", part=part, messages=len(copied))
         return ours

@@ -9,15 +9,21 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, delete, insert, select
 
-from dlqbatch.messages.actions import Change, Shown, check_person, replaced, shown
+from dlqbatch.amqp.fields import Fields
+from dlqbatch.errors import DlqbatchError
+from dlqbatch.messages.changes import Change
+from dlqbatch.messages.discard import ERASED, replaced
 from dlqbatch.messages.queries import Attempt, Content, Detail, Record, Transition
+from dlqbatch.messages.shown import Reveal, Shown, reveal, shown
 from dlqbatch.retain.format import ArchiveDamaged, Line
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock
+from dlqbatch.store.action_log import check_person
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.filters import LARGEST_ID
+from dlqbatch.store.scopes import own, scope_of
 from dlqbatch.store.states import Status
-from dlqbatch.store.tables import ATTEMPTS, MESSAGES, TRANSITIONS
+from dlqbatch.store.tables import ATTEMPTS, MESSAGES, SCOPES, TRANSITIONS
 from dlqbatch.store.text import key
 
 _M: Final = MESSAGES.c
@@ -25,12 +31,12 @@ _M: Final = MESSAGES.c
 _BEGINS_ANEW: Final = frozenset(
     {
         *("id", "status", "status_since", "updated_at", "is_due", "plan_id", "next_retry_at"),
-        *("lock_owner", "lock_token", "locked_at", "lease_until"),
+        *("lock_owner", "lock_token", "locked_at", "lease_until", "scope"),
     }
 )
 
 
-def shown_copy(line: Line, part: str) -> Shown:
+def shown_copy(line: Line, part: str, *, is_revealed: bool = False) -> Shown:
     """What `messages show` would have shown of the message when it was copied."""
     known = {**line.message, "body_size": len(line.message["body"])}
     try:
@@ -43,14 +49,24 @@ def shown_copy(line: Line, part: str) -> Shown:
         )
     except ValueError as error:
         raise ArchiveDamaged(part, "a message is in a state that there is not") from error
-    return shown(detail)
+    return shown(detail, is_revealed=is_revealed)
+
+
+class NoJournal(DlqbatchError):
+    """A copy whose message is no longer in the dead store: nothing could tell who saw it unmasked."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"message {number} is in cold storage only, so no journal can hold who sees it unmasked. Restore it "
+            f"(`dlqbatch archive restore {number} --reason …`), then use `dlqbatch messages show --reveal`"
+        )
 
 
 class Restoring:
     """Each call is a transaction of its own."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, fields: Fields) -> None:
+        self._engine, self._fields = engine, fields
 
     def bring_back(
         self,
@@ -82,24 +98,44 @@ class Restoring:
             return Change(number, None, None, is_done=False, why=why)
         return self._from_copy(*found, actor, reason, now, dry_run=dry_run)
 
+    def journal_reveal(self, line: Line, by: Reveal) -> None:
+        """Write into the journal of the message who sees its copy unmasked; refuse where it has no journal any more."""
+        check_person(by.actor, by.reason)
+        now = StoreClock(self._engine)()
+        with writing(self._engine) as connection:
+            row_id = connection.scalar(select(_M.id).where(_M.identity == key(str(line.message["identity"]))))
+            if row_id is None:
+                raise NoJournal(int(line.message["id"]))
+            reveal(connection, [row_id], by, now)
+
     def _from_archived(self, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
         with (reading if dry_run else writing)(self._engine) as connection:
-            row = select(_M.status).where(_M.id == row_id)
-            status = connection.scalar(row if dry_run else row.with_for_update())
+            query = select(_M.status, _M.erased_at).where(_M.id == row_id, own(connection))
+            row = connection.execute(query if dry_run else query.with_for_update()).one_or_none()
+            status = None if row is None else row.status
+            if row is not None and row.erased_at is not None:
+                return Change(row_id, status, status, is_done=False, why=ERASED)
             if status != Status.ARCHIVED:
                 why = f"it is in the dead store, and {status}; only what is archived comes back"
-                return Change(row_id, status, status, is_done=False, why=why if status else "it was deleted just now")
+                return Change(
+                    row_id, status, status, is_done=False, why=why if status else "it is another scope's, or deleted"
+                )
             if not dry_run and not states.move(connection, row_id, status, Status.MANUAL, None, now, actor, reason):
                 raise AssertionError("a row changed though it was locked")
             return Change(row_id, status, Status.MANUAL, is_done=True, why=replaced(connection, row_id))
 
     def _from_copy(self, line: Line, part: str, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
         number, identity = int(line.message["id"]), key(str(line.message["identity"]))
+        if line.message["erased_at"] is not None:
+            return Change(number, Status.ARCHIVED, Status.ARCHIVED, is_done=False, why=ERASED)
         with (reading if dry_run else writing)(self._engine) as connection:
             again = connection.execute(select(_M.id, _M.status).where(_M.identity == identity)).one_or_none()
+            if (elsewhere := _other_scope(connection, line)) is not None:
+                why = f"it belongs to the scope {elsewhere}: --scope '{elsewhere}' restores it there"
+                return Change(number, None, None, is_done=False, why=why)
             if again is None and dry_run:
                 return Change(number, Status.ARCHIVED, Status.MANUAL, is_done=True)
-            row_id = None if again is not None else _insert(connection, line, part, actor, reason, now)
+            row_id = None if again is not None else _insert(connection, line, part, actor, reason, now, self._fields)
             if row_id is None:
                 who = f"message {again.id} ({again.status})" if again is not None else "another message"
                 why = f"its identity is in the dead store again, as {who}: look at that one"
@@ -108,8 +144,18 @@ class Restoring:
             return Change(row_id, Status.ARCHIVED, Status.MANUAL, is_done=True, why=why)
 
 
-def _insert(connection: Connection, line: Line, part: str, actor: str, reason: str, now: datetime) -> int | None:
+def _other_scope(connection: Connection, line: Line) -> str | None:
+    """The scope of a copy, if the database knows it as another deployment's; in another database it is this one's."""
+    name = line.message["scope"]
+    known = select(SCOPES.c.id).where(SCOPES.c.name == name, SCOPES.c.id != scope_of(connection))
+    return name if name is not None and connection.scalar(known) is not None else None
+
+
+def _insert(
+    connection: Connection, line: Line, part: str, actor: str, reason: str, now: datetime, fields: Fields
+) -> int | None:
     row = {name: value for name, value in line.message.items() if name not in _BEGINS_ANEW}
+    row["fields"] = fields.read(line.message["body"], line.message["properties"])
     why = f"message {line.message['id']} restored from cold storage {part}: {reason}"
     try:
         arrived = states.arrive(connection, [row | {"status": Status.MANUAL}], now, actor, why)
@@ -120,7 +166,8 @@ def _insert(connection: Connection, line: Line, part: str, actor: str, reason: s
             # An attempt that was open has no end any more.
             given_up = {"closed_at": now, "outcome": "abandoned"}
             over = ({**each, **({} if each["closed_at"] else given_up)} for each in line.attempts)
-            connection.execute(insert(ATTEMPTS), [{"message_id": row_id, **each} for each in over])
+            own_rows = {"message_id": row_id, "scope_id": scope_of(connection)}
+            connection.execute(insert(ATTEMPTS), [own_rows | each for each in over])
         _write_journal(connection, row_id, line)
     except ValueError as error:
         raise ArchiveDamaged(part, f"message {line.message['id']} has a value that no row can have") from error
@@ -133,5 +180,5 @@ def _write_journal(connection: Connection, row_id: int, line: Line) -> None:
     own = TRANSITIONS.c.message_id == row_id
     (arrival,) = connection.execute(select(*(TRANSITIONS.c[name] for name in names)).where(own)).mappings().all()
     connection.execute(delete(TRANSITIONS).where(own))
-    before = [{"message_id": row_id, **each} for each in line.transitions]
+    before = [{"message_id": row_id, "scope_id": scope_of(connection), **each} for each in line.transitions]
     connection.execute(insert(TRANSITIONS), [*before, dict(arrival)])

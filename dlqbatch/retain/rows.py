@@ -33,9 +33,11 @@ from sqlalchemy import (
 from dlqbatch.retain.format import ATTEMPT, TRANSITION, Line
 from dlqbatch.settings import Settings
 from dlqbatch.store import journal as states
+from dlqbatch.store.action_tables import ACTION_ROWS, ACTIONS
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.journal import RowMove
 from dlqbatch.store.reservation import OVER, REPLAYED_AS
+from dlqbatch.store.scopes import own
 from dlqbatch.store.states import NEW_GROUP, Status
 from dlqbatch.store.tables import (
     ACK_UNPROVEN,
@@ -46,6 +48,7 @@ from dlqbatch.store.tables import (
     PLAN_ITEMS,
     PLANS,
     RUNS,
+    SCOPES,
     TAKEN_BY,
     TRANSITIONS,
     UNPROVEN_RUNS,
@@ -61,6 +64,7 @@ _RUN: Final = UNPROVEN_RUNS.c
 _LAST_STEP: Final = (
     select(func.coalesce(func.max(TRANSITIONS.c.id), 0)).where(TRANSITIONS.c.message_id == _M.id).scalar_subquery()
 )
+_SCOPE: Final = select(SCOPES.c.name).where(SCOPES.c.id == _M.scope_id).scalar_subquery().label("scope")
 _SIZE: Final = (
     func.length(_M.body)
     + func.length(_M.properties)
@@ -129,7 +133,7 @@ def count_due(connection: Connection, before: Mapping[Status, datetime]) -> dict
     """
 
     def number(status: Status, since: datetime, *, reserved: bool) -> ScalarSelect[int]:
-        counted = select(func.count()).where(_M.status == status, _M.status_since < since)
+        counted = select(func.count()).where(own(connection), _M.status == status, _M.status_since < since)
         return (counted.where(_M.plan_id.is_not(None)) if reserved else counted).scalar_subquery()
 
     columns = [(number(*one, reserved=False) - number(*one, reserved=True)) for one in before.items()]
@@ -163,7 +167,7 @@ class Retention:
             last = tuple_(literal(after.since, _M.status_since.type), literal(after.id, _M.id.type))
             chosen = chosen.where(tuple_(_M.status_since, _M.id) > last)
         with reading(self._engine) as connection:
-            return [Due(*row) for row in connection.execute(chosen)]
+            return [Due(*row) for row in connection.execute(chosen.where(own(connection)))]
 
     def lines(self, due: Sequence[Due]) -> Iterator[Line]:
         """The whole rows with their attempts and journals, read a few at a time; without those that are gone."""
@@ -191,6 +195,12 @@ class Retention:
                 raise AssertionError("a row changed though it was locked")
             return ours
 
+    def erased(self, row_ids: Collection[int]) -> list[int]:
+        """Those of the messages that are erased."""
+        with reading(self._engine) as connection:
+            is_one = (_M.id.in_(row_ids), _M.erased_at.is_not(None))
+            return list(connection.scalars(select(_M.id).where(*is_one).order_by(_M.id)))
+
     def delete(self, due: Sequence[Due]) -> set[int]:
         """Delete the rows that nobody has changed, with all that belongs to them; return their ids."""
         with writing(self._engine) as connection:
@@ -201,27 +211,30 @@ class Retention:
             return ours
 
     def prune(self, before: datetime, runs_before: datetime, limit: int, now: datetime) -> Mapping[str, int]:
-        """Delete at most so many of each: plans and alerts that ended before `before`, and runs before `runs_before`.
+        """Delete at most so many of each: plans, alerts and actions before `before`, and runs before `runs_before`.
 
         Plans that have waited since `runs_before` go too if they were never applied, and are aborted if they were
         stopped.
         """
         with writing(self._engine) as connection:
             # A stopped plan to which nobody came back is given up; the lifecycle releases its messages.
-            stopped = select(PLANS.c.id).where(PLANS.c.state == "stopped", PLANS.c.state_since < runs_before)
+            ours = own(connection, PLANS.c.scope_id)
+            stopped = select(PLANS.c.id).where(ours, PLANS.c.state == "stopped", PLANS.c.state_since < runs_before)
             if forgotten := connection.scalars(stopped.limit(limit)).all():
                 given_up = update(PLANS).where(PLANS.c.id.in_(forgotten), PLANS.c.state == "stopped")
                 connection.execute(given_up.values(state="aborted", state_since=now))
             is_over = and_(PLANS.c.state.in_(OVER), PLANS.c.state_since < before)
             never_applied = and_(PLANS.c.state == "planned", PLANS.c.state_since < runs_before)
-            plans = select(PLANS.c.id).where(or_(is_over, never_applied), ~exists().where(_M.plan_id == PLANS.c.id))
+            is_free = ~exists().where(_M.plan_id == PLANS.c.id)
+            plans = select(PLANS.c.id).where(ours, or_(is_over, never_applied), is_free)
             # The items go first, a bounded number of them: a plan may have a million.
             items = (PLAN_ITEMS.c.plan_id, PLAN_ITEMS.c.place)
             some = select(*items).where(PLAN_ITEMS.c.plan_id.in_(plans)).limit(limit)
             frozen = connection.execute(delete(PLAN_ITEMS).where(tuple_(*items).in_(some))).rowcount
             empty = plans.where(~exists().where(PLAN_ITEMS.c.plan_id == PLANS.c.id)).limit(limit)
             # The alert of a group stays: it alone says that the group has been reported, which happens once.
-            over = select(ALERTS.c.id).where(ALERTS.c.resolved_at < before, ALERTS.c.name != NEW_GROUP).limit(limit)
+            has_ended = (own(connection, ALERTS.c.scope_id), ALERTS.c.resolved_at < before)
+            over = select(ALERTS.c.id).where(*has_ended, ALERTS.c.name != NEW_GROUP).limit(limit)
             pruned = {
                 "plan_items": frozen,
                 "plans": connection.execute(delete(PLANS).where(PLANS.c.id.in_(empty))).rowcount,
@@ -231,7 +244,22 @@ class Retention:
             # Runs that were killed, and whose messages are gone since.
             could_come = exists().select_from(MESSAGES).where(literal_column(TAKEN_BY) == _RUN.run, text(ACK_UNPROVEN))
             connection.execute(delete(UNPROVEN_RUNS).where(_RUN.since < runs_before, ~could_come))
-        return pruned | {"runs": prune_runs(self._engine, runs_before, limit)}
+        return pruned | {
+            "runs": prune_runs(self._engine, runs_before, limit),
+            **prune_actions(self._engine, before, limit),
+        }
+
+
+def prune_actions(engine: Engine, before: datetime, limit: int) -> dict[str, int]:
+    """Delete actions from before that time, and first their messages, at most `limit` of each; return how many."""
+    old = select(ACTIONS.c.id).where(ACTIONS.c.at < before)
+    keys = (ACTION_ROWS.c.action_id, ACTION_ROWS.c.message_id)
+    with writing(engine) as connection:
+        some = select(*keys).where(ACTION_ROWS.c.action_id.in_(old)).limit(limit)
+        rows = connection.execute(delete(ACTION_ROWS).where(tuple_(*keys).in_(some))).rowcount
+        empty = old.where(~exists().where(ACTION_ROWS.c.action_id == ACTIONS.c.id)).limit(limit)
+        actions = connection.execute(delete(ACTIONS).where(ACTIONS.c.id.in_(empty))).rowcount
+    return {"action_rows": rows, "actions": actions}
 
 
 def prune_runs(engine: Engine, before: datetime, limit: int) -> int:
@@ -285,8 +313,8 @@ def _unchanged(connection: Connection, due: Sequence[Due]) -> set[int]:
 
 
 def _lines(connection: Connection, row_ids: list[int], *, in_pieces: bool) -> list[Line]:
-    columns = [column for column in _M if not (in_pieces and column is _M.body)]
-    rows = connection.execute(select(*columns).where(_M.id.in_(row_ids)).order_by(_M.id)).mappings().all()
+    columns = [column for column in _M if column is not _M.scope_id and not (in_pieces and column is _M.body)]
+    rows = connection.execute(select(*columns, _SCOPE).where(_M.id.in_(row_ids)).order_by(_M.id)).mappings().all()
     messages = [dict(row) for row in rows]
     if in_pieces:
         messages = [message | {"body": _body(connection, message["id"])} for message in messages]

@@ -1,4 +1,4 @@
-"""Cold storage in S3: objects are whole, never overwritten, and never deleted here.
+"""Cold storage in S3: objects are whole, and never overwritten; only an erase deletes any.
 
 A part is sent in one request, for which S3 allows 5 GiB: it has 32 MiB of rows, or a single larger row, and no database
 takes a row of more than 1 GiB. S3 compares the content with the SHA-256 that is sent with it, and refuses a name that
@@ -22,7 +22,8 @@ from dlqbatch.retain.format import ArchiveDamaged, ColdStorageFailed, steps_of
 from dlqbatch.settings.store_options import Bucket
 
 T = TypeVar("T")
-_LIST, _PUT, _GET = "s3:ListBucket", "s3:PutObject", "s3:GetObject"
+_LIST, _PUT, _GET, _DELETE = "s3:ListBucket", "s3:PutObject", "s3:GetObject", "s3:DeleteObject"
+_LIST_VERSIONS, _DELETE_VERSION = "s3:ListBucketVersions", "s3:DeleteObjectVersion"
 # Seconds before each next try; None after the last one.
 _PAUSES: Final = (0.2, 0.8, None)
 _PIECE: Final = 64 * 1024
@@ -75,8 +76,9 @@ class ColdBucket:
             for page in pages:
                 for each in page.get("Contents", ()):
                     name = str(each["Key"]).removeprefix(self._root)
-                    # A console shows folders by empty objects that end in a slash.
-                    if name and not name.endswith("/"):
+                    # A console shows folders by empty objects that end in a slash. What a killed run began to write
+                    # is a folder's, and came here by a copy of it.
+                    if name and not name.endswith(("/", ".tmp")):
                         yield name
 
     def write(self, name: str, data: bytes) -> None:
@@ -99,8 +101,47 @@ class ColdBucket:
         with self._translated(_GET, name):
             return self._persist(_GET, lambda: self._get(name, key, most))
 
-    def remove(self, name: str) -> None:
-        """Do nothing: a put is whole or nothing, so that no run leaves an object that it has only begun."""
+    def remove(self, name: str) -> str:
+        """Delete an object with all its versions; what a bucket with versions keeps is named, with what to do about it.
+
+        Of a bucket without versions nothing is left. An object lock keeps each version until its time is over.
+        """
+        key = self._key(name)
+        with self._translated(_DELETE, name):
+            answer = self._s3.delete_object(Bucket=self._bucket, Key=key)
+        if not answer.get("DeleteMarker"):
+            return ""
+        of_key = f"--bucket {self._bucket} --key '{key}' --version-id"
+        try:
+            with aws.asking(_LIST_VERSIONS):
+                versions = self._versions(key)
+        except AwsRefused as refused:
+            return (
+                f"the bucket keeps old versions of {name}, which could not be listed ({_LIST_VERSIONS}: "
+                f"{refused.why}): `aws s3api list-object-versions --bucket {self._bucket} --prefix '{key}'` shows "
+                f"them, and `aws s3api delete-object {of_key} …` deletes each"
+            )
+        kept = [why for version in versions if (why := self._remove_version(key, version))]
+        return "; ".join(
+            f"the bucket keeps a version of {name} ({_DELETE_VERSION}: {why}): when its object lock is over, or with "
+            f"that right, `aws s3api delete-object {of_key} {version}` deletes it"
+            for version, why in kept
+        )
+
+    def _versions(self, key: str) -> list[str]:
+        """Of this object, without the marks of its deletions."""
+        pages = self._s3.get_paginator("list_object_versions").paginate(Bucket=self._bucket, Prefix=key)
+        found = [each for page in pages for each in page.get("Versions", ())]
+        return [str(each["VersionId"]) for each in found if each["Key"] == key]
+
+    def _remove_version(self, key: str, version: str) -> tuple[str, str] | None:
+        """The version and why it stays; None: it is deleted."""
+        try:
+            with aws.asking(_DELETE_VERSION):
+                self._s3.delete_object(Bucket=self._bucket, Key=key, VersionId=version)
+        except AwsRefused as refused:
+            return version, refused.why
+        return None
 
     def _put(self, key: str, data: bytes, checksum: str) -> None:
         self._s3.put_object(

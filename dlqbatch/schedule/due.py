@@ -12,7 +12,7 @@ from dlqbatch.settings import Settings
 from dlqbatch.settings.schedule_options import OFF, cron_trigger
 from dlqbatch.settings.values import duration
 
-JOBS: Final = ("drain", "ingest", "lifecycle", "monitor", "retain", "check")
+JOBS: Final = ("drain", "ingest", "lifecycle", "replay", "monitor", "retain", "check")
 _LOOKED_AT: Final = 4
 # Between the first starts of two jobs.
 _MOST_APART: Final = timedelta(seconds=5)
@@ -42,6 +42,8 @@ class Due:
 
 def due_jobs(settings: Settings, now: datetime) -> tuple[Due, ...]:
     when = {job: getattr(settings, f"schedule_{job}") for job in JOBS}
+    if settings.database_url_is_default and "schedule_replay" not in settings.written_in:
+        when["replay"] = OFF  # nothing can be released there
     when = {job: text for job, text in when.items() if text != OFF}
     # Jobs on intervals begin one after the other: each start is a cold one and costs most of a core, and several on one
     # beat would keep each other waiting.

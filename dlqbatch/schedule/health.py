@@ -275,6 +275,15 @@ class Figures:
         yield from by_job("runs_failed_total", "Runs that did not do well.", lambda one: one.failed, "counter")
         meaning = "Failed runs since the last that did not fail."
         yield from by_job("failures_in_a_row", meaning, lambda one: one.failures_in_a_row)
+        # A monitor measures and takes no message.
+        moving = {job: one for job, one in tallies.items() if job != "monitor"}
+        meaning = "Messages by what became of them, from the reports of the runs."
+        yield from prometheus.counters("messages_total", meaning, {job: one.decisions for job, one in moving.items()})
+        meaning = "Messages by the reason of that, where a report gives one."
+        reasons = {job: one.reasons for job, one in moving.items()}
+        yield from prometheus.counters("message_reasons_total", meaning, reasons, label="reason")
+        times = {job: (one.times.buckets, one.times.total, one.times.number) for job, one in tallies.items()}
+        yield from prometheus.histogram("run_seconds", "How long runs took, from start to end of the process.", times)
         at_work = {job: self._running(job) for job in tallies}
         yield from prometheus.by_label("schedule_runs_at_work", "Runs at work.", "job", at_work)
         ended = {job: one.last_success.timestamp() for job, one in tallies.items() if one.last_success}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dlqbatch import logs
-from dlqbatch.jobs import LEFT
+from dlqbatch.jobs import COMMANDS, LEFT
 
 log = logs.get(__name__)
 
@@ -29,8 +29,24 @@ _CHILD: Final = str(Path(__file__).with_name("child.py"))
 # Exit codes of a run that did all of its work, and of one that did what could be done.
 _ALL, _PART = 0, 3
 _NOT_MOVED: Final = frozenset({"got", LEFT})
+_RUN_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 120.0, 300.0, 900.0)
 _STEP: Final = 0.05
 _KILLED_WITHIN: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """How long runs took, as a histogram of Prometheus."""
+
+    buckets: Mapping[float, int] = field(default_factory=lambda: dict.fromkeys(_RUN_SECONDS, 0))
+    """How many took no longer than so many seconds."""
+    total: float = 0.0
+    number: int = 0
+
+    def with_run(self, seconds: float) -> RunTimes:
+        took = max(seconds, 0.0)  # the clock may have been set back
+        buckets = {bound: number + (took <= bound) for bound, number in self.buckets.items()}
+        return RunTimes(buckets, self.total + took, self.number + 1)
 
 
 @dataclass(slots=True)
@@ -42,6 +58,17 @@ class Tally:
     failed: int = 0
     failures_in_a_row: int = 0
     last_success: datetime | None = None
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    """Messages by what became of them, from the reports of its runs."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    times: RunTimes = field(default_factory=RunTimes)
+
+    def add(self, last: LastRun) -> None:
+        """Count a run that has ended, whatever its outcome is. What other threads read is replaced, not changed."""
+        self.times = self.times.with_run((last.ended - last.began).total_seconds())
+        decisions = {name: number for name, number in last.counts.items() if name != "got"}
+        self.decisions = _added_up(self.decisions, decisions)
+        self.reasons = _added_up(self.reasons, last.report.get("reasons") or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +210,7 @@ class Processes:
 
     def _process(self, job: str) -> subprocess.Popen[str]:
         return subprocess.Popen(  # noqa: S603  (this program itself)
-            [sys.executable, _CHILD, job, "--json", *self._arguments],
+            [sys.executable, _CHILD, *COMMANDS[job], "--json", *self._arguments],
             env=self._environment,
             stdin=self._stdin,
             stdout=subprocess.PIPE,
@@ -234,3 +261,7 @@ def _report(printed: str) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _added_up(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}

@@ -34,7 +34,7 @@ from dlqbatch.settings.schedule_options import OFF
 log = logs.get(__name__)
 
 # Jobs that refuse the default SQLite file, because a disposable one must not swallow messages.
-_KEEPING: Final = ("ingest", "lifecycle", "retain")
+_KEEPING: Final = ("ingest", "lifecycle", "replay", "retain")
 # A job is failing after so many failed runs in a row and so many of its intervals.
 _FAILURES: Final = 3
 _PERIODS: Final = 3
@@ -217,6 +217,7 @@ class Scheduler:
     def _run_ended(self, job: str, last: LastRun) -> None:
         with self._lock:
             tally = self._tallies[job]
+            tally.add(last)
             if last.is_done:
                 tally.last_success, tally.failures_in_a_row = last.ended, 0
             elif not (self._ending.is_set() and last.code < 0):

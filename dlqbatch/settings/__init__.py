@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from dlqbatch import logs
+from dlqbatch.amqp.masking import Masking
 from dlqbatch.errors import SettingsError
 from dlqbatch.logs import Format, plain
 from dlqbatch.settings.options import OPTIONS, Entry, Settings, conflicts, must_be, property_key, secret_name
@@ -21,7 +23,17 @@ from dlqbatch.settings.sources import CONFIG_VARIABLE, IN_A_SECRET, Environment,
 from dlqbatch.settings.topologies import clashes, topologies, understand
 from dlqbatch.settings.urls import SecretUrl, redact, secrets_in
 
-__all__ = ["OPTIONS", "SecretUrl", "Settings", "load", "redact", "secrets_of", "stated_format", "topologies"]
+__all__ = [
+    "OPTIONS",
+    "SecretUrl",
+    "Settings",
+    "load",
+    "mask_secrets",
+    "redact",
+    "secrets_of",
+    "stated_format",
+    "topologies",
+]
 
 # The folder with handler.py and this package in it, in a checkout as after an installation.
 HOME = Path(__file__).resolve().parents[2]
@@ -53,6 +65,9 @@ def load(
     written = {key: entry for source in reversed(sources) for key, entry in source.topologies.items()}
     declared, wrong_topologies = understand(written)
     sources[0].facts["topologies"] = declared
+    sources[0].facts["written_in"] = {
+        option: entry.where for source in reversed(sources) for option, entry in source.entries.items()
+    }
     settings, wrong_values = _check(sources)
     problems = [problem for source in sources for problem in source.problems] + wrong_values + wrong_topologies
     problems = problems or list(clashes(settings))
@@ -71,7 +86,18 @@ def secrets_of(settings: Settings) -> tuple[str, ...]:
     if settings.webhook_url is not None:
         address = urlsplit(settings.webhook_url.get_secret_value())
         found += [*secrets_in(address.geturl()), address.path, address.query]
-    return tuple(found)
+    keys = (
+        *(settings.console_oidc_client_secret, settings.console_proxy_secret, settings.console_secret),
+        *(settings.webhook_secret, settings.pagerduty_key),
+    )
+    return (*found, *(key.get_secret_value() for key in keys if key is not None))
+
+
+def mask_secrets(settings: Settings) -> None:
+    """From now on hide the passwords of these settings, and by their rules the secrets of messages."""
+    logs.hide(secrets_of(settings))
+    rules = (settings.masking_headers, settings.masking_paths, settings.masking_patterns, settings.masking_shown)
+    logs.mask_by(Masking(*rules))
 
 
 def stated_format(overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] = os.environ) -> Format:
@@ -167,6 +193,6 @@ def _wrong_value(option: str, entry: Entry) -> str:
     value = entry.value
     text = value if isinstance(value, str) else repr(value)
     # Anything may have been pasted into the wrong option, also an address with its password.
-    if "url" in option or "@" in text or "://" in text:
+    if "url" in option or option.endswith("_secret") or "@" in text or "://" in text:
         return f"has a wrong value (not shown, it may hold a password); it must be {must_be(option)}"
     return f"is '{plain(text, _LONGEST_SHOWN)}'; it must be {must_be(option)}"

@@ -10,9 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from dlqbatch.settings.console_options import ConsoleOptions
+from dlqbatch.settings.content_options import ContentOptions
+from dlqbatch.settings.delays import checked_steps
 from dlqbatch.settings.schedule_options import ScheduleOptions
 from dlqbatch.settings.store_options import StoreOptions
 from dlqbatch.settings.urls import (
@@ -41,6 +45,8 @@ from dlqbatch.settings.values import (
 )
 
 Events = Mapping[str, int | None]
+EventDelays = Mapping[str, tuple[int, ...]]
+"""Milliseconds before each retry of an event or of a pattern; the last one repeats."""
 Topologies = Mapping[str, Mapping[str, object]]
 """What was written of each topology, by name; `dlqbatch.settings.topologies` makes topologies of them."""
 Name = Annotated[str, AfterValidator(free_name)]
@@ -132,7 +138,7 @@ class CheckOptions(Options):
     )
 
 
-class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
+class Settings(CloudOptions, ConsoleOptions, ScheduleOptions, ContentOptions, StoreOptions, CheckOptions):
     """The whole configuration of one run; made by `load`, never changed afterwards."""
 
     broker_url: Annotated[SecretUrl, AfterValidator(check_broker_url)] = option(
@@ -149,6 +155,12 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
         "`$XDG_STATE_HOME/dlqbatch` or `~/.local/state/dlqbatch`.",
         "a postgresql:// or sqlite:/// address",
         default_text="",
+    )
+    scope: Annotated[str, AfterValidator(name)] | None = option(
+        None,
+        "Whose rows of the database these are, where several deployments share it: a job touches those of its scope "
+        "only. Without it: the name of the broker's cluster and the virtual host, as the broker tells them.",
+        "a name of 1 to 200 bytes, the same for all jobs of a deployment, such as rabbit@rabbit-1/shop",
     )
     management_url: Annotated[SecretUrl, AfterValidator(check_management_url)] | None = option(
         None,
@@ -213,6 +225,16 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
         min_length=1,
         max_length=100,
     )
+    retry_after: bool = switch_option(
+        True,
+        "Whether a failed message waits as long as its `Retry-After` asks (docs/policy.md), up to the longest delay.",
+    )
+    retry_after_delays: Annotated[tuple[Ttl, ...], BeforeValidator(checked_steps)] = option(
+        (),
+        "Delay queues for what `Retry-After` asks; the longest one is the most that it gets. Without them it waits in "
+        "the delay queues that there are, and at most as long as the longest.",
+        "delays with a unit, such as 30s,5m,1h, or growing ones, such as 30s*2..1h",
+    )
     ladder: bool = switch_option(
         True,
         "Whether the ladder that the options below describe is kept; without it only what "
@@ -244,6 +266,17 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
     tls_key_file: Readable | None = option(
         None, "The key of the client's certificate, if it is not in the same file.", _FILE
     )
+    broker_auth: Annotated[Literal["password", "external"], BeforeValidator(lower)] = option(
+        "password",
+        "How to log in to the broker: with user and password, or with the client's certificate (SASL EXTERNAL).",
+        "password or external",
+    )
+    broker_token_file: Readable | None = option(
+        None,
+        "The file with an OAuth 2 token, which is the password for the broker and its management API. It is read anew "
+        "for each connection.",
+        _FILE,
+    )
     tls_verify: bool = switch_option(
         True, "Whether the broker's certificate and host name are checked. Without it anybody can play the broker."
     )
@@ -261,17 +294,31 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
     database_url_is_default: bool = Field(default=False, exclude=True)
     config_file: Path | None = Field(default=None, exclude=True)
     events: Events = Field(default_factory=dict, exclude=True)
+    event_delays: EventDelays = Field(default_factory=dict, exclude=True)
+    fields: Mapping[str, str] = Field(default_factory=dict, exclude=True)
     topologies: Topologies = Field(default_factory=dict, exclude=True)
     warnings: tuple[str, ...] = Field(default=(), exclude=True)
+    written_in: Mapping[str, str] = Field(default_factory=dict, exclude=True)
+    """Where each option was written; one that is not there has its default."""
 
     def longest_run(self, job: str) -> float:
         """Seconds in which a run of this job may begin something new."""
         return self.retain_max_seconds if job == "retain" else self.max_seconds
 
     @property
+    def every_delay(self) -> tuple[int, ...]:
+        """The delays of all events, and those for `Retry-After`, each once: a ladder has a queue for each."""
+        by_event = (each for delays in self.event_delays.values() for each in delays)
+        return tuple(sorted({*self.retry_after_delays, *by_event}))
+
+    @property
     def broker_urls(self) -> tuple[str, ...]:
         """Every broker address, in the order to try; they hold the password."""
         return split_urls(self.broker_url.get_secret_value())
+
+    @property
+    def virtual_host(self) -> str:
+        return unquote(urlsplit(self.broker_urls[0]).path[1:]) or "/"
 
     @model_validator(mode="before")
     @classmethod
@@ -279,11 +326,18 @@ class Settings(CloudOptions, ScheduleOptions, StoreOptions, CheckOptions):
         return {option: found.value if isinstance(found, Entry) else found for option, found in state.items()}
 
 
-FACTS = frozenset({"database_url_is_default", "config_file", "events", "topologies", "warnings"})
+FACTS = frozenset(
+    {
+        *("database_url_is_default", "config_file", "events", "event_delays", "fields", "topologies", "warnings"),
+        "written_in",
+    }
+)
 _LAST = {
-    field for options in (CheckOptions, StoreOptions, ScheduleOptions, CloudOptions) for field in options.model_fields
+    field
+    for options in (CheckOptions, StoreOptions, ContentOptions, ScheduleOptions, ConsoleOptions, CloudOptions)
+    for field in options.model_fields
 }
-# The options of the broker stand first, then those of the check, the dead store, the schedule and AWS.
+# The options of the broker stand first, then those of the check, the dead store, the schedule, the console and AWS.
 OPTIONS = {
     option: Settings.model_fields[option]
     for option in sorted(
@@ -319,8 +373,18 @@ def conflicts(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
         for option in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
             if getattr(settings, option) is not None:
                 yield (option,), "is set, but the broker's address is not amqps://; use amqps:// or take it away"
+    if settings.retry_after_delays and not settings.retry_after:
+        yield ("retry_after_delays",), f"is set, but {property_key('retry_after')} is false; take one of them away"
     if settings.tls_key_file is not None and settings.tls_cert_file is None:
         yield ("tls_key_file",), f"is set without a certificate; set {property_key('tls_cert_file')} too"
+    if settings.broker_auth == "external":
+        if settings.tls_cert_file is None or not all(
+            url.lower().startswith("amqps://") for url in settings.broker_urls
+        ):
+            certificate = property_key("tls_cert_file")
+            yield ("broker_auth",), f"is external, which takes amqps:// addresses and {certificate}"
+        if settings.broker_token_file is not None:
+            yield ("broker_token_file",), f"is a password, and {property_key('broker_auth')} is external; leave one out"
 
 
 def _twice(kind: str, named: list[tuple[str, str]]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from dlqbatch.amqp.fields import BUILT_IN, NAME, check_place
+from dlqbatch.logs import plain
+from dlqbatch.settings import delays
 from dlqbatch.settings.options import Entry
 from dlqbatch.settings.sources import Source, option_named, shown_key, unknown_property
 from dlqbatch.settings.topologies import canonical
 
 PREFIX = "dlqbatch."
 EVENTS_PREFIX = "dlqbatch.events."
+FIELDS_PREFIX = "dlqbatch.fields."
 _LARGEST_FILE = 1024 * 1024
 _MOST_RETRIES = 2**31 - 1
 
@@ -31,7 +35,10 @@ class PropertiesFile(Source):
         self._path = path
         self._first_line: dict[str, int] = {}
         self._events: dict[str, int | None] = {}
-        self.facts = {"events": self._events, "config_file": path}
+        self._event_delays: dict[str, tuple[int, ...]] = {}
+        self._fields: dict[str, str] = {}
+        self.facts = {"events": self._events, "event_delays": self._event_delays, "fields": self._fields}
+        self.facts["config_file"] = path
         try:
             text = _text(path)
         except _NotReadable as exc:
@@ -53,7 +60,7 @@ class PropertiesFile(Source):
 
     def _take(self, line: int, key: str, value: str) -> None:
         where = f"{self._path}:{line}"
-        is_event = key.startswith(EVENTS_PREFIX)
+        is_event = key.startswith((EVENTS_PREFIX, FIELDS_PREFIX))
         option = None if is_event else option_named(key.removeprefix(PREFIX))
         of_topology = canonical(key.removeprefix(PREFIX))
         if not is_event and option is None and of_topology is None:
@@ -69,13 +76,35 @@ class PropertiesFile(Source):
             self.add(option, Entry(shown_key(key), where, value))
         elif of_topology is not None:
             self.add_to_topology(of_topology, Entry(shown_key(key), where, value))
+        elif key.startswith(FIELDS_PREFIX):
+            self._take_field(where, key, value.strip())
         else:
             self._take_event(where, key, value.strip())
+
+    def _take_field(self, where: str, key: str, value: str) -> None:
+        name = key.removeprefix(FIELDS_PREFIX)
+        problem = ""
+        if not NAME.fullmatch(name) or name in BUILT_IN:
+            problem = (
+                "has a name that no field can have: 1 to 64 letters, digits, dots, dashes or _, and none of "
+                f"{', '.join(BUILT_IN)}, which are there without a setting"
+            )
+        try:
+            self._fields[name] = check_place(value)
+        except ValueError as error:
+            problem = plain(str(error))
+        if problem:
+            self.problems.append(f"{shown_key(key)} ({where}) {problem}.")
 
     def _take_event(self, where: str, key: str, value: str) -> None:
         event = key.removeprefix(EVENTS_PREFIX)
         if not _is_text(event):
             self.problems.append(f"{shown_key(key)} ({where}) holds half a character; write both \\u escapes of it.")
+        elif event.endswith(delays.SUFFIX):
+            try:
+                self._event_delays[event.removesuffix(delays.SUFFIX)] = delays.steps(value)
+            except ValueError as error:
+                self.problems.append(f"{shown_key(key)} ({where}) {error}.")
         elif value and not (value.isascii() and value.isdecimal() and int(value[:20]) <= _MOST_RETRIES):
             self.problems.append(
                 f"{shown_key(key)} ({where}) has a value that is no number of retries; it must be a whole number "

@@ -119,6 +119,7 @@ class ScheduleOptions(Options):
     schedule_drain: When = option("60s", "When `schedule` runs drain.", _WHEN)
     schedule_ingest: When = option("30s", "When `schedule` runs ingest.", _WHEN)
     schedule_lifecycle: When = option("30s", "When `schedule` runs lifecycle.", _WHEN)
+    schedule_replay: When = option("30s", "When `schedule` runs replay, which goes on with released plans.", _WHEN)
     schedule_monitor: When = option("60s", "When `schedule` runs monitor.", _WHEN)
     schedule_retain: When = option("0 3 * * *", "When `schedule` runs retain.", _WHEN)
     schedule_check: When = option("off", "When `schedule` runs check.", _WHEN)

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from dlqbatch.logs import plain
-from dlqbatch.settings.options import OPTIONS, Entry, property_key
+from dlqbatch.settings.options import OPTIONS, Entry, Settings, property_key
 from dlqbatch.settings.topologies import canonical
-from dlqbatch.settings.urls import SecretUrl
+from dlqbatch.settings.urls import SecretUrl, is_secret
 
 ENVIRONMENT_PREFIX = "DLQBATCH_"
 CONFIG_VARIABLE = "DLQBATCH_CONFIG"
 IN_A_SECRET = ("broker_url", "database_url", "management_url", "webhook_url")
+SECRETS = frozenset(name for name, field in Settings.model_fields.items() if is_secret(field.annotation))
+"""The options whose values are never shown. Each can be in a file, which `DLQBATCH_…_FILE` names."""
+IN_A_FILE = "_file"
+_LONGEST_FILE = 64 * 1024
 _LONGEST_SHOWN = 80
 _SQLITE_FILE = "dlqbatch.sqlite3"
 
@@ -120,13 +124,37 @@ class Environment(Source):
             if not key.startswith(ENVIRONMENT_PREFIX) or key == CONFIG_VARIABLE:
                 continue
             option = key.removeprefix(ENVIRONMENT_PREFIX).lower()
+            of_a_file = option.removesuffix(IN_A_FILE)
             if option in OPTIONS and key == variable(option):
                 self.add(option, Entry(key, "environment", environ[key]))
+            elif of_a_file in SECRETS and key == variable(option):
+                if environ[key].strip():
+                    self._add_from_file(of_a_file, key, environ)
             else:
                 guess = closest(option)
                 meant = _perhaps(guess and variable(guess))
                 warnings.append(f"{shown_key(key)} (environment) is no option and was ignored{meant}.")
         self.facts["warnings"] = tuple(warnings)
+
+    def _add_from_file(self, option: str, key: str, environ: Mapping[str, str]) -> None:
+        """Read the secret that a platform has mounted as a file, such as one of Docker, Kubernetes or systemd."""
+        path = environ[key].strip()
+        where = f"file {shown_key(path)}"
+        if environ.get(variable(option), "").strip():
+            self.problems.append(f"{key} and {variable(option)} are both set; leave one of them out.")
+            return
+        try:
+            with Path(path).open(encoding="utf-8") as file:
+                content = file.read(_LONGEST_FILE + 1).strip()
+        except (OSError, ValueError) as error:  # a ValueError is a path or a text that is none
+            why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+            self.problems.append(f"{key} ({where}) cannot be read: {why}.")
+            return
+        if not content or len(content) > _LONGEST_FILE:
+            wrong = f"holds more than {_LONGEST_FILE:,} characters" if content else "is empty"
+            self.problems.append(f"{key} ({where}) {wrong}; it is to hold the value and nothing else.")
+            return
+        self.add(option, Entry(key, where, content))
 
 
 class Fallback(Source):

@@ -6,16 +6,18 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, ValidationInfo, field_validator
 
+from dlqbatch.settings.console_options import SecretText, secret, signing_secret
 from dlqbatch.settings.urls import SecretAddress, check_webhook_url
 from dlqbatch.settings.values import (
     Options,
     delays,
     duration,
     duration_option,
+    lower,
     metrics_file,
     number_option,
     numbers,
@@ -150,6 +152,12 @@ class StoreOptions(Options):
     breaker_cool_down: Duration = duration_option(
         "5m", "How long an open circuit breaker waits before it lets one retry through."
     )
+    replay_approval: int | None = number_option(
+        None,
+        "Above so many messages the person who made a replay plan cannot send it alone: another one has to approve or "
+        "send it. Without it: no plan needs that.",
+        least=0,
+    )
     keep_resolved: Duration = duration_option("30d", "How long a resolved message is kept before it is deleted.")
     keep_failed: Duration = duration_option(
         "90d", "How long a failed message waits for a person before it goes to cold storage and is archived."
@@ -217,6 +225,20 @@ class StoreOptions(Options):
         None,
         "Where alerts are sent, as JSON that Slack understands. All of it is a secret.",
         "an http:// or https:// address",
+    )
+    webhook_format: Annotated[Literal["slack", "teams", "pagerduty"], BeforeValidator(lower)] = option(
+        "slack",
+        "What the webhook understands: slack (also JSON for programs), teams (a workflow's adaptive card), or "
+        "pagerduty (Events API v2, at https://events.pagerduty.com/v2/enqueue).",
+        "slack, teams or pagerduty",
+    )
+    webhook_secret: Annotated[SecretText, AfterValidator(signing_secret)] | None = option(
+        None,
+        "Signs what the webhook is sent, as Standard Webhooks says: headers webhook-id, -timestamp and -signature.",
+        "whsec_ and at least 24 bytes as base64",
+    )
+    pagerduty_key: Annotated[SecretText, AfterValidator(secret)] | None = option(
+        None, "PagerDuty's integration key (Events API v2), for the webhook format pagerduty.", "an integration key"
     )
     prometheus_file: Annotated[Path, AfterValidator(metrics_file)] | None = option(
         None,

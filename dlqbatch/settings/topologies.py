@@ -1,4 +1,4 @@
-"""`dlqbatch.topology.NAME.OPTION`: every ladder, per-queue set and pipeline that a deployment keeps."""
+"""`dlqbatch.topology.NAME.OPTION`: every ladder, per-queue set, pipeline and native retry of a deployment."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from dlqbatch.errors import SettingsError
+from dlqbatch.settings.delays import MOST_QUEUES
 from dlqbatch.settings.options import KEY, NAME, OPTIONS, Entry, Key, Name, QueueType, Settings
 from dlqbatch.settings.values import LONGEST_TTL_MS, durations, lower
-from dlqbatch.topology.kinds import KINDS, Kind, Ladder, PerQueue, Pipeline
+from dlqbatch.topology.kinds import KINDS, Kind, Ladder, Native, PerQueue, Pipeline
 
 PREFIX: Final = "topology."
 _KEY: Final = re.compile(r"topology[.](?P<name>[A-Za-z0-9-]{1,60})[.](?P<option>[a-z-]{1,40})")
@@ -44,6 +45,7 @@ _TTL: Final = (
     "a delay above 0 and at most 4294967295 ms, such as 30s, 15m or 90000",
 )
 _QUEUE_TYPE: Final = (QueueType, "classic or quorum")
+_RETRIES: Final = {"delayed-retry-min": _TTL, "delayed-retry-max": _TTL}
 _DEAD: Final = {"dlq-exchange": _NAME, "dlq-routing-key": (Key, KEY), "dlq-queue": _NAME}
 # By kind and option: the type, as pydantic checks it, and what the option must be, in words.
 _OPTIONS: Final[dict[str, dict[str, tuple[Any, str]]]] = {
@@ -72,9 +74,15 @@ _OPTIONS: Final[dict[str, dict[str, tuple[Any, str]]]] = {
         "delay": (Annotated[Literal["true", "false"], BeforeValidator(lower)], "true or false"),
         **_DEAD,
     },
-    "pipeline": {"exchange": _NAME, "queue": _NAME, "ttl": _TTL, "queue-type": _QUEUE_TYPE},
+    "pipeline": {"exchange": _NAME, "queue": _NAME, "ttl": _TTL, "queue-type": _QUEUE_TYPE, **_RETRIES},
+    "native": {
+        "queue": _NAME,
+        **_RETRIES,
+        "delivery-limit": (Annotated[int, Field(gt=0, le=1000)], "a whole number from 1 to 1000"),
+        **_DEAD,
+    },
 }
-_REQUIRED: Final = {"ladder": (), "per-queue": ("queue", "exchange"), "pipeline": ("exchange",)}
+_REQUIRED: Final = {"ladder": (), "per-queue": ("queue", "exchange"), "pipeline": ("exchange",), "native": ("queue",)}
 
 
 def canonical(key: str) -> str | None:
@@ -160,12 +168,16 @@ def from_options(kind: str, options: Mapping[str, Entry], settings: Settings) ->
     declared, problems = understand(entries)
     if problems:
         raise SettingsError(*problems)
-    return build(_UNNAMED, declared[_UNNAMED], settings)
+    built = build(_UNNAMED, declared[_UNNAMED], settings)
+    if problems := list(_retries_impossible(built)):
+        raise SettingsError(*problems)
+    return built
 
 
 def default_ladder(settings: Settings) -> Ladder:
     """The ladder that the options without a NAME describe, whether or not it is switched off."""
-    return Ladder(**{one.name: getattr(settings, one.name) for one in fields(Ladder) if one.name in OPTIONS})
+    options = {one.name: getattr(settings, one.name) for one in fields(Ladder) if one.name in OPTIONS}
+    return Ladder(**options, more_delays=settings.every_delay)
 
 
 def topologies(settings: Settings) -> dict[str, Kind]:
@@ -182,16 +194,42 @@ def build(one: str, values: Mapping[str, Any], settings: Settings) -> Kind:
     kind = options.pop("kind")
     if kind == "pipeline":
         return Pipeline(**{"queue": options["exchange"], **options})
+    if kind == "native":
+        # The type of its own dead-letter queue; the queue of the workers can only be a quorum queue.
+        options["queue_type"] = "quorum"
     dead = {option: getattr(settings, option) for option in ("dlq_exchange", "dlq_routing_key", "dlq_queue")}
     options = dead | options
     if options["dlq_queue"] == settings.dlq_queue:
         options["dlq_queue_type"] = settings.queue_type
+    if kind == "native":
+        return Native(**options)
     if kind == "per-queue":
         options["has_delay"] = options.pop("delay", "true") == "true"
         return PerQueue(**options)
     names = ("retry-exchange", "retry-queue", "delay-exchange", "delay-queue")
     own: dict[str, object] = {option.replace("-", "_"): f"{one}.{option}" for option in names}
-    return Ladder(**{**own, "tier_ttls": settings.tier_ttls, **options})
+    return Ladder(**{**own, "tier_ttls": settings.tier_ttls, "more_delays": settings.every_delay, **options})
+
+
+def _retries_impossible(kind: Kind) -> Iterator[str]:
+    """What is wrong with the delayed retries of a topology."""
+    if not isinstance(kind, Native | Pipeline):
+        return
+    retry = kind.delayed_retry
+    if retry is None:
+        if kind.delayed_retry_max is not None:
+            yield "a delayed-retry-max is nothing without a delayed-retry-min; set both or none."
+        return
+    if retry.maximum < retry.minimum:
+        yield f"delayed-retry-max ({retry.maximum} ms) is below delayed-retry-min ({retry.minimum} ms); raise it."
+    if isinstance(kind, Pipeline):
+        if kind.queue_type != "quorum":
+            yield "delayed-retry-min needs quorum queues, which alone delay retries; set queue-type=quorum."
+        if sum(retry.delays) >= kind.ttl:
+            yield (
+                f"its retries are delayed by {sum(retry.delays)} ms together, and after {kind.ttl} ms its messages "
+                "expire; raise ttl, or lower delayed-retry-min."
+            )
 
 
 def _doubled(kind: Kind) -> Iterator[str]:
@@ -204,7 +242,7 @@ def _doubled(kind: Kind) -> Iterator[str]:
         return
     # A sum of topologies holds once what is the same in both: so the dead letters are compared with all the rest.
     rest = replace(kind, dlq_exchange="", dlq_queue="").topology()
-    queues = Counter([kind.dlq_queue, *(queue.name for queue in rest.queues)])
+    queues = Counter([kind.dlq_queue, *(one.name for one in rest.queues), *(one.queue for one in rest.policies)])
     exchanges = Counter([kind.dlq_exchange, *(exchange.name for exchange in rest.exchanges)])
     if isinstance(kind, PerQueue) and kind.dlq_routing_key not in {kind.queue, kind.delay_queue}:
         # The workers' own exchange may lead to the dead letters as well, by a key of theirs.
@@ -214,15 +252,22 @@ def _doubled(kind: Kind) -> Iterator[str]:
 
 
 def clashes(settings: Settings) -> Iterator[str]:
-    """A sentence for each queue or exchange that two topologies, or two parts of one, would declare."""
+    """A sentence for each queue or exchange that two topologies, or two parts of one, would declare.
+
+    Also for each delay that no topology can keep.
+    """
+    yield from _impossible_delays(settings)
     makers: dict[tuple[str, str], tuple[str, object]] = {}
     for one, kind in topologies(settings).items():
         parts = kind.topology()
         if one in settings.topologies:
-            for what in _doubled(kind):
-                yield f"the topology '{one}' makes {what} stand for two of its parts; give them different names."
+            for problem in _retries_impossible(kind):
+                yield f"the topology '{one}': {problem}"
+        for what in _doubled(kind):
+            yield f"the topology '{one}' makes {what} stand for two of its parts; give them different names."
         named = [("exchange", each.name, each) for each in parts.exchanges]
         named += [("queue", each.name, each) for each in parts.queues]  # type: ignore[misc]  # either has a name
+        named += [("queue", each.queue, each) for each in parts.policies]  # type: ignore[misc]
         is_reported = False
         shared = {("queue", queue) for queue in kind.dead_letter_queues}
         for what, called, part in named:
@@ -232,3 +277,29 @@ def clashes(settings: Settings) -> Iterator[str]:
                 is_reported = True
                 difference = "but differ about it" if before != part else "which each needs for itself"
                 yield f"the topologies '{other}' and '{one}' both make {what} '{called}', {difference}; rename one."
+
+
+def _impossible_delays(settings: Settings) -> Iterator[str]:
+    kinds = topologies(settings)
+    ladders = {one: kind for one, kind in kinds.items() if isinstance(kind, Ladder)}
+    written = [f"dlqbatch.events.{event}.delays" for event in settings.event_delays]
+    written += ["dlqbatch.retry-after-delays"] if settings.retry_after_delays else []
+    if written and not ladders:
+        yield (
+            f"{written[0]} takes a ladder, and there is none: the others have one delay for every event. Let "
+            "dlqbatch.ladder be true or describe a ladder (dlqbatch.topology.NAME.kind=ladder), or take it away."
+        )
+    for one, kind in kinds.items():
+        if isinstance(kind, PerQueue) and kind.queue in settings.event_delays:
+            yield (
+                f"dlqbatch.events.{kind.queue}.delays is for a queue of the per-queue topology '{one}', which has one "
+                f"delay; set dlqbatch.topology.{one}.ttl in its place, or make it a ladder."
+            )
+    for one, ladder in ladders.items():
+        number = len(ladder.own_delays)
+        if number > MOST_QUEUES:
+            yield (
+                f"the delays of events and of Retry-After take {number} delay queues besides the tiers of '{one}', "
+                f"and a ladder has at most {MOST_QUEUES}: give several events the same delays, or growing ones a "
+                "greater factor (10s*4..1h in place of 10s*2..1h)."
+            )

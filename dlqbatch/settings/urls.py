@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import Secret
 
-from dlqbatch import logs
+from dlqbatch.amqp.masking import SECRET_PARAMETER, masked_url
 
 _NEXT_URL = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
@@ -17,6 +17,7 @@ _DATABASE_SCHEMES = {
     "postgresql+psycopg": "postgresql+psycopg",
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
+    "postgresql+iam": "postgresql+iam",
 }
 
 
@@ -35,9 +36,16 @@ class SecretAddress(Secret[str]):
         return f"{parts.scheme}://{parts.hostname}/***"
 
 
+def is_secret(annotation: object) -> bool:
+    """Whether an option of this type holds a secret, alone or as one of several types."""
+    parts = getattr(annotation, "__args__", ())
+    origin = getattr(annotation, "__origin__", annotation)
+    return (isinstance(origin, type) and issubclass(origin, Secret)) or any(map(is_secret, parts))
+
+
 def redact(url: str) -> str:
     """Mask what is secret in a URL or a comma-separated list of them; what is no URL is masked whole."""
-    return ",".join(logs.masked_url(one) if "://" in one else "***" for one in split_urls(url))
+    return ",".join(masked_url(one) if "://" in one else "***" for one in split_urls(url))
 
 
 def secrets_in(url: str) -> tuple[str, ...]:
@@ -55,7 +63,7 @@ def secrets_in(url: str) -> tuple[str, ...]:
 
 def _secret_parameters(query: str) -> list[tuple[str, str]]:
     pairs = (pair.partition("=")[::2] for pair in query.split("&"))
-    return [(name, value) for name, value in pairs if logs.SECRET_PARAMETER.search(unquote(name))]
+    return [(name, value) for name, value in pairs if SECRET_PARAMETER.search(unquote(name))]
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -89,7 +97,12 @@ def check_database_url(url: SecretUrl) -> SecretUrl:
             raise ValueError("is to name a file, and takes no options: write sqlite:/// and then the path")
     else:
         # The host may be missing: ?host=/run/postgresql is a socket.
-        _split(f"postgresql://{rest}", "a postgresql:// address", ("postgresql",), needs_host=False)
+        is_iam = scheme == "postgresql+iam"
+        parts = _split(f"postgresql://{rest}", "a postgresql:// address", ("postgresql",), needs_host=is_iam)
+        if is_iam and (parts.password is not None or not parts.username):
+            raise ValueError(
+                "is for a token of AWS IAM, which takes a user and no password: postgresql+iam://USER@HOST/…"
+            )
     return SecretUrl(f"{_DATABASE_SCHEMES[scheme]}://{rest}")
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 _SIZE: Final = re.compile(r"(\d{1,15})\s*(?:([kmg])(i?)b?|b)?", re.IGNORECASE)
 _POWERS: Final = {"k": 1, "m": 2, "g": 3}
 _DURATION: Final = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)?", re.IGNORECASE)
-_MILLISECONDS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+MILLISECONDS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 LONGEST_TTL_MS: Final = 2**32 - 1
 LONGEST_QUEUE_NAME: Final = 255
 # The rest is kept for what dlqbatch puts around it.
@@ -79,14 +79,14 @@ def durations(value: object) -> object:
 def _milliseconds(part: object) -> object:
     if not isinstance(part, str) or (found := _DURATION.fullmatch(part.strip())) is None:
         return part
-    return int(found[1]) * _MILLISECONDS[(found[2] or "ms").lower()]
+    return int(found[1]) * MILLISECONDS[(found[2] or "ms").lower()]
 
 
 def duration(value: object) -> object:
     """Read `90s`, `15m`, `12h` or `30d`; a number alone is refused, since nobody sees its unit."""
     if isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())) is not None and found[2]:
         try:
-            return timedelta(milliseconds=int(found[1]) * _MILLISECONDS[found[2].lower()])
+            return timedelta(milliseconds=int(found[1]) * MILLISECONDS[found[2].lower()])
         except OverflowError:
             return None
     return value if isinstance(value, timedelta) else None

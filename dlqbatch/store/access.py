@@ -7,7 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from dlqbatch import logs
+from dlqbatch.errors import BrokerUnreachable, SettingsError
 from dlqbatch.settings import Settings
+from dlqbatch.store.scope_name import EVERY, of_virtual_host
+from dlqbatch.store.text import key
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -16,9 +19,11 @@ log = logs.get(__name__)
 
 # Seconds; a disk may need some for a commit, however short a run is meant to be.
 _SHORTEST_BOUND: Final = 5.0
+_SEVERAL: Final = 2
 
 
-def engine_for(settings: Settings) -> Engine:
+def engine_for(settings: Settings, statement_seconds: float | None = None) -> Engine:
+    """`statement_seconds` bounds a statement; by default it is bounded as the run is, by 30 s at most."""
     from dlqbatch.store.engine import STATEMENT_SECONDS, create_engine_for  # noqa: PLC0415  (SQLAlchemy)
 
     # A statement without an answer does not hold a run much longer than the run may last.
@@ -26,16 +31,75 @@ def engine_for(settings: Settings) -> Engine:
     return create_engine_for(
         settings.database_url.get_secret_value(),
         connect_timeout=settings.connect_timeout_seconds,
-        statement_timeout=min(bound, STATEMENT_SECONDS),
+        statement_timeout=statement_seconds or min(bound, STATEMENT_SECONDS),
         is_default=settings.database_url_is_default,
     )
 
 
+def store_of(
+    settings: Settings, scope: str, statement_seconds: float | None = None, *, dry_run: bool = False
+) -> Engine:
+    """The dead store for a run of this scope, whose tables are of this version; else TablesMissing.
+
+    From its first run on a scope is known; a dry run writes nothing, and has no rows where nobody knows its scope.
+    """
+    from dlqbatch.store.scopes import FIRST, NOBODY, known_scopes, register, scoped  # noqa: PLC0415  (as above)
+
+    engine = engine_for(settings, statement_seconds)
+    check_schema(engine)
+    if not dry_run:
+        return scoped(engine, register(engine, scope))
+    known = known_scopes(engine)
+    return scoped(engine, known.get(key(scope), NOBODY if known else FIRST))
+
+
 def store_for(settings: Settings) -> Engine:
-    """The dead store, whose tables are of this version; else TablesMissing."""
+    """The dead store for a command that has no connection to the broker.
+
+    Its scope is `dlqbatch.scope`; else the only one that there is; else the only one with the virtual host of the
+    settings. Where that says nothing, the command may look at all of them, and change none.
+    """
+    from dlqbatch.store.scopes import FIRST, known_scopes, of_every_scope, scoped  # noqa: PLC0415  (as above)
+
     engine = engine_for(settings)
     check_schema(engine)
-    return engine
+    known = known_scopes(engine)
+    if settings.scope is not None:
+        if settings.scope == EVERY:
+            return of_every_scope(engine)
+        if known and settings.scope not in known:
+            raise SettingsError(
+                f"no run has worked in the scope '{settings.scope}' yet; there is {', '.join(known)}. "
+                "--scope, or dlqbatch.scope, names one of them"
+            )
+        return scoped(engine, known.get(settings.scope, FIRST))
+    if len(known) < _SEVERAL:
+        return scoped(engine, next(iter(known.values()), FIRST))
+    here = of_virtual_host(known, settings.virtual_host)
+    return scoped(engine, known[here[0]]) if len(here) == 1 else of_every_scope(engine)
+
+
+def store_of_only_scope(
+    settings: Settings, unreachable: BrokerUnreachable | None, *, may_be_any: bool = False
+) -> Engine:
+    """The dead store for a job whose broker did not say who it is; refused where several deployments may be meant."""
+    from dlqbatch.store.scopes import FIRST, known_scopes, scoped  # noqa: PLC0415  (as above)
+
+    engine = engine_for(settings)
+    check_schema(engine)
+    known = known_scopes(engine)
+    # Without an address the virtual host says nothing.
+    here = list(known) if unreachable is None else of_virtual_host(known, settings.virtual_host)
+    if may_be_any and len(known) == 1:
+        here = list(known)
+    if known and len(here) != 1:
+        if unreachable is not None:
+            raise unreachable
+        raise SettingsError(
+            f"several deployments share this database ({', '.join(known)}), and no broker is named: set dlqbatch.scope "
+            "(DLQBATCH_SCOPE) to the one whose job this is. Nothing was changed"
+        )
+    return scoped(engine, known[here[0]] if here else FIRST)
 
 
 def check_schema(store: Engine) -> None:

@@ -68,6 +68,14 @@ def in_list(connection: Connection, column: ColumnElement[Any], values: Iterable
     return column.in_(select(func.json_each(kept).table_valued("value").c.value))
 
 
+def distinct(connection: Connection, column: ColumnElement[Any], limit: int | None = None) -> list[str]:
+    """The values of a column, which an index has to begin with: one look at the index for each value."""
+    steps = select(func.min(column).label("value")).where(column.is_not(None)).cte("steps", recursive=True)
+    following = select(func.min(column)).where(column > steps.c.value).scalar_subquery()
+    steps = steps.union_all(select(following).where(steps.c.value.is_not(None)))
+    return list(connection.scalars(select(steps.c.value).where(steps.c.value.is_not(None)).limit(limit)))
+
+
 def values_table(connection: Connection, columns: Mapping[Column[Any], Sequence[Any]]) -> Subquery:
     """A table of these values; its columns have the names of those that the values are for."""
     if connection.dialect.name == "postgresql":

@@ -20,7 +20,8 @@ _URL: Final = re.compile(
     r"(?:/(?P<database>[^?]*))?"
     r"(?:\?(?P<query>.*))?"
 )
-_POSTGRESQL: Final = frozenset({"postgres", "postgresql", "postgresql+psycopg"})
+_BY_IAM: Final = "postgresql+iam"
+_POSTGRESQL: Final = frozenset({"postgres", "postgresql", "postgresql+psycopg", _BY_IAM})
 _EXAMPLES: Final = "it looks like postgresql://user:password@host:5432/database or sqlite:////path/to/file.sqlite3"
 _UNKNOWN_OPTION: Final = re.compile(r"(invalid \S+ option ).*", re.DOTALL)
 
@@ -35,6 +36,8 @@ class DatabaseUrl(NamedTuple):
     """The name of the database; for SQLite the path of its file."""
     options: dict[str, str]
     """What follows the question mark; hosts and ports of several servers are joined by commas."""
+    is_by_iam: bool = False
+    """The password is a token of AWS IAM, made for each connection."""
 
     @property
     def file(self) -> Path:
@@ -49,7 +52,15 @@ class DatabaseUrl(NamedTuple):
             "port": str(self.port or ""),
             "dbname": self.database,
         }
-        return {name: value for name, value in named.items() if value} | self.options
+        return {name: value for name, value in named.items() if value} | self.options | self.token()
+
+    def token(self) -> dict[str, str]:
+        """The password of a connection that is made now, if it is a token; else nothing."""
+        if not self.is_by_iam:
+            return {}
+        from dlqbatch.aws.database_token import token  # noqa: PLC0415  (boto3, and only for those who use it)
+
+        return {"password": token(self.host, self.port or 5432, self.user)}
 
 
 def parse(url: str) -> DatabaseUrl:
@@ -75,6 +86,7 @@ def parse(url: str) -> DatabaseUrl:
         int(part["port"]) if part["port"] else None,
         database,
         _options(part["query"]),
+        scheme == _BY_IAM,
     )
 
 

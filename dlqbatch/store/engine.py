@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -55,7 +55,7 @@ def create_engine_for(
     parsed = parse(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite(parsed, busy=max(connect_timeout, 1.0), create=create, is_default=is_default)
-    return _postgresql(parsed, connect_timeout, statement_timeout)
+    return _postgresql(parsed, connect_timeout, statement_timeout, database_url.parse(url).token)
 
 
 def parse(url: str) -> URL:
@@ -117,11 +117,17 @@ def keeping(engine: Engine) -> Iterator[Engine]:
 
 
 @contextmanager
-def reading(engine: Engine, *, for_policy: bool = False) -> Iterator[Connection]:
-    """A transaction that only reads; with `for_policy`, a SQLite file that is not there is PolicyMissing."""
+def reading(engine: Engine, *, for_policy: bool = False, is_snapshot: bool = False) -> Iterator[Connection]:
+    """A transaction that only reads; with `for_policy`, a SQLite file that is not there is PolicyMissing.
+
+    With `is_snapshot` all its statements see the same rows, as they always do in SQLite.
+    """
+    options: dict[str, Any] = {_WRITES: False}
+    if is_snapshot and engine.dialect.name == "postgresql":
+        options["isolation_level"] = "REPEATABLE READ"
     with (
         translated(engine.url, for_policy=for_policy),
-        engine.connect().execution_options(**{_WRITES: False}) as connection,
+        engine.connect().execution_options(**options) as connection,
         connection.begin(),
     ):
         yield connection
@@ -261,7 +267,9 @@ def _unhex(text: str | None) -> bytes | None:
     return None if text is None else bytes.fromhex(text)
 
 
-def _postgresql(url: URL, connect_timeout: float, statement_timeout: float) -> Engine:
+def _postgresql(
+    url: URL, connect_timeout: float, statement_timeout: float, token: Callable[[], dict[str, str]]
+) -> Engine:
     arguments = database_url.connect_options(url.query, connect_timeout)
     engine = _pooled(url, connect_args=arguments)
 
@@ -269,7 +277,7 @@ def _postgresql(url: URL, connect_timeout: float, statement_timeout: float) -> E
     def _connect(_dialect: Any, _record: Any, given: Any, options: Any) -> BoundedConnection:
         from dlqbatch.store import timeouts  # noqa: PLC0415  (SQLite's users need no psycopg)
 
-        return timeouts.connect(statement_timeout, *given, **options)
+        return timeouts.connect(statement_timeout, *given, **options | token())
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: BoundedConnection, _record: Any) -> None:

@@ -6,6 +6,7 @@ They mean the same in every command. Of several values for one filter any may ho
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,10 @@ _DIGITS: Final = len(str(LARGEST_ID))
 _DAY: Final = re.compile(r"\d{4}-?\d{2}-?\d{2}|\d{4}-?W\d{2}(-?\d)?")
 _AGO: Final = re.compile(r"(\d{1,9})\s*([smhdw])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-NEGATED: Final = ("error type", "group", "event", "origin", "source", "tag", "status", "text")
+_ACTION: Final = re.compile(r"(?:A-)?([1-9][0-9]{0,18})", re.IGNORECASE)
+NEGATED: Final = (
+    *("id", "error type", "group", "event", "origin", "source", "tag", "field", "status", "text", "action"),
+)
 """The filters that --not takes."""
 
 
@@ -71,6 +75,18 @@ def _as_shown(text: str) -> str:
         return text
 
 
+def action_id_of(word: str) -> int:
+    """`A-17`, `a-17` or `17` as a number."""
+    found = _ACTION.fullmatch(word.strip())
+    if found is None or int(found[1]) > LARGEST_ID:
+        raise NotUnderstood(f"'{word}' names no action; write it as `dlqbatch actions list` does, such as A-17")
+    return int(found[1])
+
+
+def action_name(action_id: int) -> str:
+    return f"A-{action_id}"
+
+
 Words = str | Iterable[str] | None
 """What a person wrote for one filter: once, several times, or not at all."""
 
@@ -79,6 +95,8 @@ Words = str | Iterable[str] | None
 class Filters:
     """The conditions that a message has to meet. An empty field is no condition."""
 
+    ids: tuple[int, ...] = ()
+    """Numbers of messages."""
     error_types: tuple[str, ...] = ()
     """With or without the package: `TimeoutError` is `handlers.TimeoutError` too."""
     groups: tuple[str, ...] = ()
@@ -90,6 +108,8 @@ class Filters:
     sources: tuple[str, ...] = ()
     """Programs that published it (app_id)."""
     tags: tuple[str, ...] = ()
+    fields: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Names of fields, each once, and the values of which the field has to have one."""
     texts: tuple[str, ...] = ()
     """Somewhere in the failure, the reason or an id; upper and lower case are the same, in SQLite for ASCII."""
     statuses: tuple[Status, ...] = ()
@@ -99,6 +119,8 @@ class Filters:
     """The end of `created_at`, exclusive."""
     is_edit: bool | None = None
     """It was made by an edit; False: it was not."""
+    actions: tuple[str, ...] = ()
+    """Changed by one of these actions: A-17."""
     unwanted: tuple[tuple[str, str], ...] = ()
     """Filters and their values that must not hold."""
 
@@ -107,16 +129,20 @@ class Filters:
         cls,
         *,
         statuses: Sequence[Status] | None = None,
+        ids: Words = None,
         error_type: Words = None,
         group: Words = None,
         event: Words = None,
         origin: Words = None,
         source: Words = None,
         tag: Words = None,
+        field: Words = None,
+        field_lists: Iterable[tuple[str, Sequence[str]]] = (),
         text: Words = None,
         since: str | None = None,
         until: str | None = None,
         is_edit: bool | None = None,
+        action: Words = None,
         unwanted: Words = None,
         now: datetime | None = None,
     ) -> Filters:
@@ -143,24 +169,43 @@ class Filters:
             raise NotUnderstood(
                 f"no message can match: --since {since} ({time_text(start)}) is later than --until {until}"
             )
-        return cls(
+        found = cls(
+            ids=_ids(_listed(ids)),
             error_types=options["error type"],
             groups=options["group"],
             events=options["event"],
             origins=options["origin"],
             sources=options["source"],
             tags=options["tag"],
+            fields=_fields(_listed(field), field_lists),
             texts=options["text"],
             statuses=tuple(dict.fromkeys(statuses or ())),
             since=start,
             until=end,
             is_edit=is_edit,
+            actions=tuple(action_name(action_id_of(word)) for word in _listed(action)),
             unwanted=tuple(_unwanted(words) for words in _listed(unwanted)),
         )
+        found.check_bounds()
+        return found
+
+    def check_bounds(self) -> None:
+        """NotUnderstood for more than a database takes in one statement, or looks for in a sensible time."""
+        counted = Counter(name for name, value in self.unwanted if name != "group" or len(value) < _FINGERPRINT)
+        counted.update({"text": len(self.texts), "tag": len(self.tags), "action": len(self.actions)})
+        counted.update({"field": len(self.fields), "group": sum(len(each) < _FINGERPRINT for each in self.groups)})
+        for name in ("text", "tag", "action", "field", "group"):
+            if counted[name] > MOST_WORDS:
+                what = "beginnings of groups" if name == "group" else f"conditions on a {name}"
+                raise NotUnderstood(f"{counted[name]:,} {what} are more than {MOST_WORDS} at once")
+        longest = max(map(len, (*self.texts, *(value for name, value in self.unwanted if name == "text"))), default=0)
+        if longest > LONGEST_SOUGHT:
+            raise NotUnderstood(f"a text of {longest:,} characters is longer than the {LONGEST_SOUGHT:,} to look for")
 
     def shown(self) -> dict[str, object]:
         """As plans keep them, for people and programs to read: one value as it is, several as a list."""
         named: dict[str, tuple[str, ...]] = {
+            "id": _shown_values(list(map(str, self.ids))),
             "error_type": self.error_types,
             "group": self.groups,
             "event": self.events,
@@ -168,10 +213,12 @@ class Filters:
             "source": self.sources,
             "tag": self.tags,
             "text": self.texts,
+            "action": self.actions,
         }
         found: dict[str, object] = {
             name: values[0] if len(values) == 1 else list(values) for name, values in named.items() if values
         }
+        found |= {"field": [_shown_field(name, values) for name, values in self.fields]} if self.fields else {}
         found |= {"statuses": list(self.statuses)} if self.statuses else {}
         found |= {name: at.isoformat() for name, at in (("since", self.since), ("until", self.until)) if at}
         found |= {} if self.is_edit is None else {"is_edit": self.is_edit}
@@ -183,6 +230,61 @@ def _listed(words: Words) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_as_shown(word) for word in listed))
 
 
+MOST_WORDS: Final = 100
+"""The most values of a filter that is a condition of its own for each of them."""
+LONGEST_SOUGHT: Final = 5_000
+"""The characters of a text to look for; SQLite takes no pattern of more than 50,000 bytes."""
+_FINGERPRINT: Final = 16
+MOST_VALUES: Final = 100_000
+"""A pasted list has at most so many values."""
+_MOST_SHOWN: Final = 20
+
+
+def _ids(words: Sequence[str]) -> tuple[int, ...]:
+    wrong = [word for word in words if not _is_id(word)]
+    if wrong:
+        raise NotUnderstood(f"'{wrong[0][:40]}' is no number of a message")
+    if len(words) > MOST_VALUES:
+        raise NotUnderstood(f"{len(words):,} numbers of messages are more than {MOST_VALUES:,} at once")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _is_id(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) <= _DIGITS and 0 < int(word) <= LARGEST_ID
+
+
+def _fields(
+    words: Iterable[str], lists: Iterable[tuple[str, Sequence[str]]]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    wanted: dict[str, dict[str, None]] = {}
+    for word in words:
+        name, value = _field(word, f"--field {word}")
+        wanted.setdefault(name, {})[value] = None
+    for name, values in lists:
+        wanted.setdefault(name, {}).update(dict.fromkeys(map(_as_shown, values)))
+    for name, found in wanted.items():
+        if len(found) > MOST_VALUES:
+            raise NotUnderstood(f"{len(found):,} values of the field {name} are more than {MOST_VALUES:,} at once")
+    return tuple((name, tuple(values)) for name, values in wanted.items())
+
+
+def _field(word: str, written: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals or not name.strip() or not value:
+        raise NotUnderstood(f"{written}: write a field as NAME=VALUE, such as order.id=P-000087")
+    return name.strip(), value
+
+
+def _shown_values(values: Sequence[str]) -> tuple[str, ...]:
+    more = len(values) - _MOST_SHOWN
+    return (*values[:_MOST_SHOWN], *((f"{more:,} more",) if more > 0 else ()))
+
+
+def _shown_field(name: str, values: tuple[str, ...]) -> str:
+    more = len(values) - _MOST_SHOWN
+    return f"{name}={'|'.join(values[:_MOST_SHOWN])}" + (f" and {more:,} more" if more > 0 else "")
+
+
 def _unwanted(words: str) -> tuple[str, str]:
     """`event=orders.#` as the name of a filter and its value."""
     option, equals, value = words.partition("=")
@@ -192,7 +294,11 @@ def _unwanted(words: str) -> tuple[str, str]:
         raise NotUnderstood(f"--not {words}: write it as --not FILTER=VALUE; the filters are {names}")
     if name == "status" and value not in set(Status):
         raise NotUnderstood(f"--not {words}: '{value}' is no state; the states are {', '.join(Status)}")
-    return name, value
+    if name == "field":
+        _field(value, f"--not {words}")
+    if name == "id":
+        _ids([value])
+    return name, action_name(action_id_of(value)) if name == "action" else value
 
 
 class Place(NamedTuple):

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from dlqbatch.store.bulk import bulk_insert, constants_and_lists, in_list, rows_to_insert, values_table
+from dlqbatch.store.field_tables import write_fields
 from dlqbatch.store.reservation import STILL_RESERVED
+from dlqbatch.store.scopes import scope_of
 from dlqbatch.store.states import Status, check
 from dlqbatch.store.tables import MESSAGES, TRANSITIONS
 from dlqbatch.store.text import key
@@ -23,6 +25,8 @@ EDIT_OF: Final = "an edit of message "
 """The journal of an edit begins with this, and the number of the message whose place it took."""
 EDITED: Final = "edited: message "
 """This stands in the journal of that message, and the number of its edit."""
+REVEALED: Final = "shown unmasked: "
+"""The line of the journal begins with this when somebody has seen the content of a message unmasked."""
 _UNLOCKED: Final[Mapping[str, None]] = {"lock_owner": None, "lock_token": None, "locked_at": None, "lease_until": None}
 # All rows of a batch name the same columns: SQLAlchemy takes them from the first and drops what only others have.
 _NEW: Final[Mapping[str, Any]] = {
@@ -37,6 +41,7 @@ _NEW: Final[Mapping[str, Any]] = {
 }
 # Bodies of more bytes are not sent as an array, which is one more copy of them.
 _SMALL_BODIES: Final = 4 * 1024 * 1024
+_FIELDS: Final = "fields"
 _OURS: Final = frozenset({"id", "status", "status_since", "updated_at"})
 
 
@@ -72,7 +77,7 @@ def move(
     )
     if connection.execute(changing.values(values)).rowcount != 1:
         return False
-    connection.execute(insert(TRANSITIONS), [_entry(row_id, from_, to, at, actor, reason)])
+    _journal(connection, [_entry(row_id, from_, to, at, actor, reason)])
     return True
 
 
@@ -120,6 +125,7 @@ def arrive(
 ) -> dict[str, int]:
     """Insert rows, each with its first state; the ids by identity, without those whose identity is there already.
 
+    A row may have `fields`, which are pairs of a name and a value.
     A missing one may have been committed by somebody else just now: look again.
     """
     by_identity = {key(row["identity"]): row for row in rows}
@@ -127,14 +133,16 @@ def arrive(
         raise ValueError("one identity can arrive only once in a batch")
     for row in rows:
         check(None, row["status"])
-        if unknown := row.keys() - MESSAGES.c.keys():
+        if unknown := row.keys() - MESSAGES.c.keys() - {_FIELDS}:
             raise ValueError(f"a dead message has no {', '.join(sorted(unknown))}")
     if not rows:
         return {}
     # In the order of their identities: two batches that share some would wait for each other otherwise.
-    stamp = {**_NEW, "status_since": at, "created_at": at, "updated_at": at}
+    stamp = {**_NEW, "status_since": at, "created_at": at, "updated_at": at, "scope_id": scope_of(connection)}
     stamped = [{**stamp, **row, "identity": identity} for identity, row in sorted(by_identity.items())]
+    fields = {row["identity"]: row.pop(_FIELDS, ()) for row in stamped}
     ids = _insert(connection, stamped)
+    write_fields(connection, {row_id: fields[identity] for identity, row_id in ids.items()})
     _journal(
         connection,
         (_entry(row_id, None, by_identity[identity]["status"], at, actor, reason) for identity, row_id in ids.items()),
@@ -203,6 +211,7 @@ def _entry(row_id: int, from_: Status | None, to: Status, at: datetime, actor: s
 
 
 def _journal(connection: Connection, entries: Iterable[dict[str, Any]]) -> None:
-    lines = list(entries)
+    scope = {"scope_id": scope_of(connection)}
+    lines = [entry | scope for entry in entries]
     if lines:
         bulk_insert(connection, TRANSITIONS, lines, "message_id")

@@ -19,10 +19,13 @@ from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop
 
 from dlqbatch.errors import DatabaseUnreadable, PolicyMissing
 from dlqbatch.store import migrations
+from dlqbatch.store.count_changes import count_stored
 from dlqbatch.store.engine import VERSION_TABLE, create_engine_for, parse, reading, translated, where, writing
+from dlqbatch.store.indexes import build_missing
 
 _UPGRADES_ONE_AT_A_TIME = 0x646C716261746368  # 'dlqbatch', the key of an advisory lock
 _SECONDS_FOR_A_STATEMENT = 600.0  # a change of a large table, or the wait for another process's upgrade
+_SECONDS_FOR_AN_INDEX = 6 * 3_600.0
 _SECONDS_FOR_WAL = 5.0
 _MILLISECONDS_FOR_A_LOCK = 2_000
 _SECONDS_BETWEEN_TRIES = (1.0, 3.0)  # in which those who waited behind the upgrade go on
@@ -40,9 +43,10 @@ class Upgraded:
 
 
 def upgrade(url: str, *, connect_timeout: float = 10, waits: Callable[[str], None] = lambda _: None) -> Upgraded:
-    """Bring the schema up to date in one transaction; makes the SQLite file if there is none.
+    """Bring the schema up to date in one transaction, then do what takes long; makes the SQLite file.
 
-    `waits` hears that somebody else uses a table that has to change, each time before it is tried again.
+    That is to build the indexes that it lacks, and to count the messages. `waits` hears of it, and that somebody else
+    uses a table that has to change, each time before it is tried again.
     """
     parsed = parse(url)
     is_new_file = parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists()
@@ -59,6 +63,9 @@ def upgrade(url: str, *, connect_timeout: float = 10, waits: Callable[[str], Non
         )(_upgrade, engine)
     if is_new_file:
         _use_wal(engine)
+    patient = create_engine_for(url, connect_timeout=connect_timeout, statement_timeout=_SECONDS_FOR_AN_INDEX)
+    build_missing(patient, waits)
+    count_stored(patient, waits)
     return upgraded
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, exists, select, update
 
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import keeping, reading, writing
+from dlqbatch.store.scopes import own
 from dlqbatch.store.states import PLAN_MOVES, Status
 from dlqbatch.store.tables import MESSAGES, PLAN_ITEMS, PLANS
 
@@ -94,4 +95,5 @@ def ended_plans_with_rows(engine: Engine) -> Sequence[int]:
     with reading(engine) as connection:
         # State by state: by an index on both columns, and not through all that the plan has sent.
         has_rows = exists().where(_M.plan_id == _P.id, _M.status.in_(_AT_REST))
-        return connection.scalars(select(_P.id).where(_P.state.in_(OVER), has_rows)).all()
+        is_over = (own(connection, _P.scope_id), _P.state.in_(OVER))
+        return connection.scalars(select(_P.id).where(*is_over, has_rows)).all()

@@ -20,7 +20,7 @@ from dlqbatch.store.database_url import (
     refuses_login,
     session_settings,
 )
-from dlqbatch.store.text import LONGEST_NAME, time_text, to_json, visible
+from dlqbatch.store.text import LONGEST_NAME, key, time_text, to_json, visible
 
 if TYPE_CHECKING:
     import psycopg
@@ -33,8 +33,8 @@ _TABLE_MISSING: Final = "42P01"
 _NO_PRIVILEGE: Final = "42501"
 _READ_ONLY: Final = "25006"  # a session that may only read, or a standby
 _ADDING: Final = (
-    "INSERT INTO dlq_runs (job, started_at, ended_at, outcome, stopped_by, emptied, report) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO dlq_runs (job, started_at, ended_at, outcome, stopped_by, emptied, report, scope) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _NOT_GRANTED: Final = (
     "this run is not in the log of runs, and a retry from the dead store counts as a success only after a drain and an "
@@ -58,6 +58,8 @@ class RunRecord:
     emptied: Sequence[str]
     """Queues that this run saw empty."""
     report: Mapping[str, object]
+    scope: str | None = None
+    """The deployment that it was a run of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def _by_clock_of(asked: psycopg.Cursor[Any], run: RunRecord) -> RunRecord:
     return replace(run, started_at=run.started_at + skew, ended_at=run.ended_at + skew)
 
 
-def _values(run: RunRecord) -> tuple[str, ...]:
+def _values(run: RunRecord) -> tuple[str | None, ...]:
     return (
         visible(run.job, LONGEST_NAME),
         time_text(run.started_at),
@@ -145,4 +147,5 @@ def _values(run: RunRecord) -> tuple[str, ...]:
         visible(run.stopped_by, LONGEST_NAME),
         to_json(list(run.emptied)),
         to_json(run.report),
+        run.scope and key(run.scope),
     )

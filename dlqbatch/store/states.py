@@ -49,7 +49,7 @@ MOVES: Final = {
     Status.MANUAL: frozenset({Status.PROCESSING, Status.ARCHIVED}),
     Status.FAILED: frozenset({Status.ARCHIVED, Status.PROCESSING}),
     Status.RESOLVED: frozenset({Status.PENDING}),
-    Status.ARCHIVED: frozenset({Status.MANUAL}),
+    Status.ARCHIVED: frozenset({Status.MANUAL, Status.PENDING, Status.FAILED}),
 }
 PERSONS_MOVES: Final = frozenset(
     {
@@ -57,6 +57,8 @@ PERSONS_MOVES: Final = frozenset(
         Move(Status.MANUAL, Status.ARCHIVED),
         Move(Status.FAILED, Status.PROCESSING),
         Move(Status.ARCHIVED, Status.MANUAL),
+        Move(Status.ARCHIVED, Status.PENDING),
+        Move(Status.ARCHIVED, Status.FAILED),
     }
 )
 """Only a person makes them; no run does so of its own accord."""
@@ -137,6 +139,11 @@ def path(start: Status, end: Status, *, by_person: bool) -> tuple[Move, ...]:
     if end not in ways:
         raise MoveRefused(None, start, end, by_person=by_person)
     return ways[end]
+
+
+def way(start: Status, end: Status) -> tuple[Move, ...]:
+    """The moves by which a person brings a message from one state to another."""
+    return path_of_discard(start) if end is Status.ARCHIVED else path(start, end, by_person=True)
 
 
 def path_of_discard(status: Status) -> tuple[Move, ...]:

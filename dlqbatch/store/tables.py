@@ -41,6 +41,9 @@ HAS_LEASE: Final = "status = 'processing' AND lease_until IS NOT NULL AND plan_i
 IS_OPEN: Final = "closed_at IS NULL"
 OBSERVED: Final = "dlq_attempts.closed_at IS NULL AND dlq_attempts.sent_at IS NOT NULL"
 """The attempts that were sent, and are neither resolved nor back."""
+ARRIVED_BY_INGEST: Final = "from_status IS NULL AND actor = 'ingest'"
+MADE_BY_EDIT: Final = "from_status IS NULL AND substr(reason, 1, 19) = 'an edit of message '"
+HAS_TAGS: Final = "tags <> '[]'"
 ACK_UNPROVEN: Final = "NOT ack_proven"
 TAKEN_BY: Final = "substr(identity, 1, 24)"
 """The run of ingest that took a row without an id: its identity begins with the name of the run."""
@@ -58,15 +61,26 @@ def _allowed() -> str:
 
 
 def _partial(name: str, *columns: ColumnElement[Any] | TextClause, where: str) -> Index:
-    return Index(
-        name,
-        *columns,
-        sqlite_where=text(where),
-        postgresql_where=text(where),
-    )
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
 
 
 metadata: Final = MetaData()
+
+SCOPES: Final = Table(
+    "dlq_scopes",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("name", Name, nullable=False),
+    Column("since", Time, nullable=False),
+    UniqueConstraint("name", name="dlq_scopes_name"),
+)
+"""The deployments that share this database, each a broker and a virtual host. The first one has the id 1."""
+
+
+def _scope() -> Column[int]:
+    """What an older dlqbatch writes, and what was there before there were scopes, belongs to the first scope."""
+    return Column("scope_id", Integer, nullable=False, server_default=text("1"))
+
 
 MESSAGES: Final = Table(
     "dlq_messages",
@@ -115,8 +129,10 @@ MESSAGES: Final = Table(
     Column("plan_id", BIGINT),
     Column("possible_duplicate", Boolean, nullable=False, server_default=text("false")),
     Column("ack_proven", Boolean, nullable=False, server_default=text("false")),
+    _scope(),
     Column("created_at", Time, nullable=False),
     Column("updated_at", Time, nullable=False),
+    Column("erased_at", Time, CheckConstraint("erased_at IS NULL OR status = 'archived'", name="dlq_messages_erased")),
     UniqueConstraint("identity", name="dlq_messages_identity"),
     CheckConstraint(one_of("status", Status), name="dlq_messages_status"),
     CheckConstraint(one_of("strategy", Strategy), name="dlq_messages_strategy"),
@@ -130,19 +146,22 @@ MESSAGES: Final = Table(
 )
 _M = MESSAGES.c
 Index("dlq_messages_by_parent", _M.parent, sqlite_where=_M.parent.is_not(None), postgresql_where=_M.parent.is_not(None))
+_partial("dlq_messages_by_message_id", _M.message_id, where="message_id IS NOT NULL")
 _partial("dlq_messages_by_framework_id", _M.framework_id, where="framework_id IS NOT NULL")
 Index("dlq_messages_by_time", _M.created_at, _M.id)
 Index("dlq_messages_by_group", _M.fingerprint, _M.created_at, _M.id)
 Index("dlq_messages_by_origin", _M.origin_queue, _M.created_at, _M.id)
 Index("dlq_messages_by_event", _M.event, _M.created_at, _M.id)
 Index("dlq_messages_by_error", _M.error_type, _M.created_at, _M.id)
+_partial("dlq_messages_by_source", _M.source, _M.created_at, _M.id, where="source IS NOT NULL")
+_partial("dlq_messages_with_tags", _M.tags, where=HAS_TAGS).dialect_options["postgresql"]["using"] = "gin"
 Index("dlq_messages_by_status", _M.status, _M.created_at, _M.id)
-Index("dlq_messages_by_age_in_status", _M.status, _M.status_since, _M.id)
-Index("dlq_messages_groups", _M.status, _M.fingerprint, _M.created_at)
+Index("dlq_messages_scope_ages", _M.scope_id, _M.status, _M.status_since, _M.id)
+Index("dlq_messages_scope_failures", _M.scope_id, _M.status, _M.fingerprint, _M.origin_queue, _M.created_at)
 _partial("dlq_messages_unproven", text(TAKEN_BY), _M.full_digest, where=ACK_UNPROVEN)
-_partial("dlq_messages_due", _M.priority.desc(), _M.created_at, _M.id, where=IS_DUE)
-_partial("dlq_messages_overdue", _M.priority.desc(), _M.next_retry_at, where=WAITS_FOR_ITS_TIME)
-_partial("dlq_messages_leases", _M.lease_until, where=HAS_LEASE)
+_partial("dlq_messages_scope_due", _M.scope_id, _M.priority.desc(), _M.created_at, _M.id, where=IS_DUE)
+_partial("dlq_messages_scope_overdue", _M.scope_id, _M.priority.desc(), _M.next_retry_at, where=WAITS_FOR_ITS_TIME)
+_partial("dlq_messages_scope_leases", _M.scope_id, _M.lease_until, where=HAS_LEASE)
 _partial("dlq_messages_by_plan", _M.plan_id, _M.status, _M.id, where="plan_id IS NOT NULL")
 
 ATTEMPTS: Final = Table(
@@ -159,6 +178,7 @@ ATTEMPTS: Final = Table(
     Column("outcome", Text),
     Column("acknowledged_at", Time),
     Column("proof", Shown(LONGEST_NOTE)),
+    _scope(),
     UniqueConstraint("message_id", "number", name="dlq_attempts_number"),
     CheckConstraint("number > 0", name="dlq_attempts_from_one"),
     CheckConstraint(one_of("strategy", Strategy), name="dlq_attempts_strategy"),
@@ -167,7 +187,8 @@ ATTEMPTS: Final = Table(
     sqlite_autoincrement=True,
 )
 _partial("dlq_attempts_open", ATTEMPTS.c.message_id, where=IS_OPEN).unique = True
-_partial("dlq_attempts_observed", ATTEMPTS.c.sent_at, where="closed_at IS NULL AND sent_at IS NOT NULL")
+_IS_OBSERVED: Final = f"{IS_OPEN} AND sent_at IS NOT NULL"
+_partial("dlq_attempts_scope_observed", ATTEMPTS.c.scope_id, ATTEMPTS.c.sent_at, where=_IS_OBSERVED)
 _partial("dlq_attempts_recent", ATTEMPTS.c.closed_at, where="closed_at IS NOT NULL")
 
 TRANSITIONS: Final = Table(
@@ -180,11 +201,14 @@ TRANSITIONS: Final = Table(
     Column("at", Time, nullable=False),
     Column("actor", Name, nullable=False),
     Column("reason", Shown(LONGEST_NOTE), nullable=False),
+    _scope(),
     CheckConstraint(_allowed(), name="dlq_transitions_moves"),
     sqlite_autoincrement=True,
 )
 Index("dlq_transitions_by_message", TRANSITIONS.c.message_id, TRANSITIONS.c.id)
 Index("dlq_transitions_by_time", TRANSITIONS.c.at, TRANSITIONS.c.to_status)
+_partial("dlq_transitions_arrivals", TRANSITIONS.c.scope_id, TRANSITIONS.c.at, where=ARRIVED_BY_INGEST)
+_partial("dlq_transitions_edits", TRANSITIONS.c.message_id, where=MADE_BY_EDIT)
 
 RUNS: Final = Table(
     "dlq_runs",
@@ -197,6 +221,7 @@ RUNS: Final = Table(
     Column("stopped_by", Text, nullable=False),
     Column("emptied", Json, nullable=False),
     Column("report", Json, nullable=False),
+    Column("scope", Name),
     sqlite_autoincrement=True,
 )
 Index("dlq_runs_by_job", RUNS.c.job, RUNS.c.started_at)
@@ -215,8 +240,9 @@ RULES: Final = Table(
 )
 
 BREAKERS: Final = Table(
-    "dlq_breakers",
+    "dlq_scope_breakers",
     metadata,
+    Column("scope_id", Integer, primary_key=True, autoincrement=False, server_default=text("1")),
     Column("origin", Name, primary_key=True),
     Column("phase", Named(Phase), nullable=False),
     Column("since", Time),
@@ -227,7 +253,7 @@ BREAKERS: Final = Table(
     Column("sent_before", Integer, nullable=False),
     Column("failed_before", Integer, nullable=False),
     Column("updated_at", Time, nullable=False),
-    CheckConstraint(one_of("phase", Phase), name="dlq_breakers_phase"),
+    CheckConstraint(one_of("phase", Phase), name="dlq_scope_breakers_phase"),
 )
 
 PLANS: Final = Table(
@@ -245,6 +271,7 @@ PLANS: Final = Table(
     Column("size", Integer, nullable=False),
     Column("risks", Json, nullable=False),
     Column("progress", Json, nullable=False, server_default=text("'{}'")),
+    _scope(),
     UniqueConstraint("hash", name="dlq_plans_hash"),
     CheckConstraint(one_of("state", PLAN_MOVES), name="dlq_plans_state"),
     sqlite_autoincrement=True,
@@ -262,6 +289,7 @@ PLAN_ITEMS: Final = Table(
     Column("state", Text, nullable=False),
     Column("attempt", Integer),
     Column("reason", Shown(LONGEST_NOTE)),
+    Column("order_key", Name),
     UniqueConstraint("plan_id", "message_id", name="dlq_plan_items_once"),
     CheckConstraint(one_of("state", ITEM_MOVES), name="dlq_plan_items_state"),
 )
@@ -284,11 +312,14 @@ ALERTS: Final = Table(
     # Not used since dlq_alert_receivers is there; an older dlqbatch that still runs beside it does use them.
     Column("telling_until", Time),
     Column("tries", Integer, nullable=False, server_default=text("0")),
+    _scope(),
     CheckConstraint(one_of("severity", SEVERITIES), name="dlq_alerts_severity"),
     sqlite_autoincrement=True,
 )
 Index("dlq_alerts_by_name", ALERTS.c.name, ALERTS.c.subject, ALERTS.c.fired_at)
-_partial("dlq_alerts_active", ALERTS.c.name, ALERTS.c.subject, where="resolved_at IS NULL").unique = True
+_partial(
+    "dlq_alerts_scope_active", *(ALERTS.c.scope_id, ALERTS.c.name, ALERTS.c.subject), where="resolved_at IS NULL"
+).unique = True
 _partial(
     "dlq_alerts_untold",
     ALERTS.c.id,
@@ -334,14 +365,16 @@ QUEUE_READINGS: Final = Table(
     Column("at", Time, nullable=False),
     Column("counted_from", Time, nullable=False),
     Column("reading", Json, nullable=False),
+    _scope(),
     sqlite_autoincrement=True,
 )
 Index("dlq_queue_readings_by_queue", QUEUE_READINGS.c.queue, QUEUE_READINGS.c.at)
 """What the broker showed of queues that retries were sent to, for as long as a proof can need it."""
 
 UNPROVEN_RETRIES: Final = Table(
-    "dlq_unproven_retries",
+    "dlq_scope_unproven",
     metadata,
+    Column("scope_id", Integer, primary_key=True, autoincrement=False, server_default=text("1")),
     Column("place", Name, primary_key=True),
     Column("retries", Integer, nullable=False),
     Column("sent_at", Time, nullable=False),

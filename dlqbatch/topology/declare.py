@@ -152,6 +152,7 @@ def trust_of(settings: Settings, connection: Connection, ladder: Ladder | None =
         own_exchanges=frozenset().union(*(kind.own_exchanges for kind in kinds)),
         origins_allowed=settings.origins_allowed,
         last_death=limits_deliveries(connection),
+        native_retries={policy.queue: policy.delayed_retry.deliveries for policy in whole(kinds).policies},
     )
 
 

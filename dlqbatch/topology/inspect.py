@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from dlqbatch.broker.connection import Connection, Scratch
-from dlqbatch.broker.management import Client, none_if_unanswered
-from dlqbatch.broker.refusals import NO_PERMISSION, mismatch
+from dlqbatch.broker.facts import Policies
+from dlqbatch.broker.management import Client, NoReply, none_if_unanswered
+from dlqbatch.broker.refusals import NO_PERMISSION, NOT_FOUND, mismatch
 from dlqbatch.errors import ChannelRefused
-from dlqbatch.topology.model import DEAD_LETTER_EXCHANGE, QUEUE_TYPE, Binding, Topology
-from dlqbatch.topology.plan import Difference, Reading, differing
+from dlqbatch.topology.model import DEAD_LETTER_EXCHANGE, QUEUE_TYPE, Binding, Policy, Topology
+from dlqbatch.topology.plan import Difference, Reading, Standing, differing
+from dlqbatch.topology.policies import PolicyRefused, examine, too_old
 
 _Parts = dict[tuple[str, str], tuple[Difference, ...] | None]
 """The differences of each part that exists, by kind and name; None where this login may not declare it."""
 
+_UNAUTHORISED: Final = 401
 _COUNTS: Final = ("messages", "messages_ready", "messages_unacknowledged", "messages_delayed", "messages_dlx")
 
 
@@ -52,6 +56,35 @@ class Reader(Client):
         return found
 
     @none_if_unanswered
+    def policies(self) -> Policies | None:
+        """The policies of users and of operators in the virtual host."""
+        lists = self.get("policies", self.vhost), self.get("operator-policies", self.vhost)
+        return Policies(*lists) if all(isinstance(each, list) for each in lists) else None
+
+    def set_policy(self, policy: Policy) -> None:
+        self._change("PUT", policy.name, policy.body)
+
+    def delete_policy(self, name: str) -> None:
+        self._change("DELETE", name)
+
+    def _change(self, method: str, name: str, body: Mapping[str, object] | None = None) -> None:
+        try:
+            self.api.change(method, "policies", self.vhost, name, body=body)
+        except NoReply as failure:
+            if failure.code is None or failure.code == NOT_FOUND:
+                raise
+            if failure.code == _UNAUTHORISED:
+                user = "this user may not: give it the tag policymaker (rabbitmqctl set_user_tags USER policymaker)"
+                raise PolicyRefused(name, user) from failure
+            raise PolicyRefused(name, failure.content.decode(errors="replace").strip() or failure.why) from failure
+
+    @none_if_unanswered
+    def standing(self, policy: Policy, version: tuple[int, ...], policies: Policies) -> Standing | None:
+        """How a policy of ours stands beside the others, and beside the arguments of its queue."""
+        found = self.get("queues", self.vhost, policy.queue)
+        return examine(policy, version, policies, None if found is None else policies.on(found))
+
+    @none_if_unanswered
     def bindings_from(self, exchange: str) -> tuple[Binding, ...] | None:
         found = self.get("exchanges", self.vhost, exchange, "bindings", "source")
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
@@ -76,9 +109,24 @@ def read(connection: Connection, topology: Topology, reader: Reader) -> Reading:
         if parts.get(("queue", queue.name), ()) != () and (arguments := reader.arguments(queue.name)) is not None:
             every = differing(queue.arguments, arguments)
             parts["queue", queue.name] = _joined(parts["queue", queue.name] or (), every)
+    standings = _standings(topology, connection.version, reader)
     bindings = [reader.bindings_from(one.name) for one in topology.exchanges if ("exchange", one.name) in parts]
     known = [binding for some in bindings if some is not None for binding in some]
-    return Reading(parts, None if None in bindings else frozenset(known))
+    return Reading(parts, None if None in bindings else frozenset(known), standings)
+
+
+def _standings(topology: Topology, version: tuple[int, ...], reader: Reader) -> dict[str, Standing] | None:
+    """How each policy of ours stands; None where the management API does not answer."""
+    if not topology.policies:
+        return None
+    if too_old(version):
+        nothing = Policies([], [])
+        return {policy.name: examine(policy, version, nothing, None) for policy in topology.policies}
+    policies = reader.policies()
+    found = policies and {each.name: reader.standing(each, version, policies) for each in topology.policies}
+    if not found or None in found.values():
+        return None
+    return {name: standing for name, standing in found.items() if standing is not None}
 
 
 def _compare(scratch: Scratch, parts: _Parts, kind: str, name: str, **wanted: Any) -> None:

@@ -10,17 +10,29 @@ from typing import Final
 
 from dlqbatch.broker.access import access_to, connect, management_api, vhost_of
 from dlqbatch.broker.connection import Connection
+from dlqbatch.broker.management import CheckedApi, Unanswered
 from dlqbatch.broker.queue_types import quorum_queues
 from dlqbatch.broker.versions import LIMITS_DELIVERIES
-from dlqbatch.errors import SettingsError, TopologyMismatch
+from dlqbatch.errors import BrokerUnreachable, SettingsError, TopologyMismatch
 from dlqbatch.settings import Settings
 from dlqbatch.settings.topologies import default_ladder, topologies
 from dlqbatch.topology import declare, inspect
 from dlqbatch.topology.change_ttl import ChangeNotSafe, ChangeUnderWay, Delays, Wanted
 from dlqbatch.topology.declare import kinds_of, limits_deliveries, matched
-from dlqbatch.topology.kinds import KINDS, Kind, PerQueue, demonstration, whole
-from dlqbatch.topology.model import DELIVERY_LIMIT, QUEUE_TYPE, Topology, relay_of
-from dlqbatch.topology.plan import DIFFERENT, Difference, Plan, compare, definitions
+from dlqbatch.topology.kinds import KINDS, Kind, Ladder, PerQueue, demonstration, whole
+from dlqbatch.topology.model import DELIVERY_LIMIT, QUEUE_TYPE, Queue, Topology, relay_of
+from dlqbatch.topology.plan import (
+    DIFFERENT,
+    NOT_KNOWN,
+    REFUSED,
+    SAME,
+    Difference,
+    Plan,
+    compare,
+    definitions,
+    is_left_behind,
+)
+from dlqbatch.topology.policies import PolicyRefused, too_old
 from dlqbatch.topology.remove import Removal, foresee, remove, return_exchanges
 
 _ASKS_AGAIN_AFTER: Final = 5.0
@@ -59,6 +71,8 @@ class Applied:
     """What was to do before anything was done."""
     delays: tuple[str, ...] = ()
     """The delay queues whose TTL differs, or whose change was cut off."""
+    left_behind: tuple[str, ...] = ()
+    """The queues of delays that the settings have no more, as far as the management API shows them."""
     is_marked: bool = False
     """A change of a delay is under way, or was cut off: no run declares anything."""
     is_done: bool = True
@@ -67,10 +81,12 @@ class Applied:
 def plan(settings: Settings, kinds: Sequence[Kind]) -> Applied:
     """What `apply` would do; nothing is changed."""
     with _connection(settings) as connection:
-        found, _ = _plan(connection, inspect.Reader(management_api(settings)), kinds)
+        reader = inspect.Reader(management_api(settings))
+        found, _ = _plan(connection, reader, kinds)
         to_change = _delays(connection, found, kinds, kinds)
         is_marked = declare.changing(connection)
-        return Applied(found, to_change, is_marked, is_done=found.is_done and not to_change and not is_marked)
+        is_done = found.is_done and not to_change and not is_marked
+        return Applied(found, to_change, _left_behind(reader, kinds), is_marked, is_done=is_done)
 
 
 def apply(
@@ -84,33 +100,61 @@ def apply(
     """Declare what is missing. If a delay differs, change it with `change_ttl`, and do nothing without."""
     with _connection(settings) as connection:
         reader = inspect.Reader(management_api(settings))
-        found, _ = _plan(connection, reader, kinds)
+        found, wanted = _plan(connection, reader, kinds)
         # A change that was cut off may concern another topology of ours; it has to be finished as well.
         concerned = tuple(dict.fromkeys((*kinds, *kinds_of(settings))))
         to_change = _delays(connection, found, kinds, concerned)
         for item in found.of(DIFFERENT):
-            if item.name not in to_change:
+            if item.kind != "policy" and item.name not in to_change:
                 first = item.differences[0]
                 raise TopologyMismatch(item.kind, item.name, first.argument, first.found, first.wanted)
+        if wanted.policies:
+            _make_sure_of(reader, connection)
+            _refuse_policies(found)
         is_marked = declare.changing(connection)
         if (to_change or is_marked) and not change_ttl:
-            return Applied(found, to_change, is_marked, is_done=False)
+            return Applied(found, to_change, is_marked=is_marked, is_done=False)
         if to_change or is_marked:
             _change(settings, connection, reader, concerned, to_change, report)
         matched(connection, kinds, declare.declare)
         if with_demonstration:
             declare.declare(connection, demonstration(default_ladder(settings)))
+        # Last: by now there is a queue for what a policy dead-letters.
+        policies = {policy.name: policy for policy in wanted.policies}
+        for item in found.items:
+            if item.kind == "policy" and item.state != SAME:
+                reader.set_policy(policies[item.name])
         return Applied(found, to_change)
+
+
+def _refuse_policies(found: Plan) -> None:
+    """PolicyRefused if a policy would have no effect, or is not known; nothing else of its topology is made then."""
+    for item in found.items:
+        if item.kind == "policy" and item.state in (REFUSED, NOT_KNOWN):
+            raise PolicyRefused(item.name, item.why or "the management API does not show the policies that are there")
+
+
+def _make_sure_of(reader: inspect.Reader, connection: Connection) -> None:
+    """BrokerUnreachable if the management API does not answer, or is that of another broker: policies are set there."""
+    why = reader.silent
+    if why is None and not too_old(connection.version):
+        try:
+            CheckedApi(reader.api, connection).get("overview")
+        except Unanswered as silent:
+            why = str(silent)
+    if why is not None:
+        raise BrokerUnreachable(reader.api.address, f"{why}; only the management API knows policies")
 
 
 def export(settings: Settings, kinds: Sequence[Kind], version: tuple[int, ...] | None) -> dict[str, object]:
     """Definitions for a broker of this version; without a version, for the broker of the settings."""
     if version is None:
         with _connection(settings) as connection:
-            limited = limits_deliveries(connection)
-    else:
-        limited = version >= LIMITS_DELIVERIES
-    return definitions(whole(kinds, unlimited_deliveries=limited), vhost_of(settings.broker_urls[0]))
+            version = connection.version
+    topology = whole(kinds, unlimited_deliveries=version >= LIMITS_DELIVERIES)
+    if topology.policies and (why := too_old(version)):
+        raise PolicyRefused(topology.policies[0].name, why)
+    return definitions(topology, vhost_of(settings.broker_urls[0]))
 
 
 def delete(
@@ -123,12 +167,21 @@ def delete(
         reader = inspect.Reader(management_api(settings))
         found, wanted = _plan(connection, reader, kinds)
         others = [kind for kind in kinds_of(settings) if kind not in kinds]
-        doomed = wanted.without(whole(others))
+        old = Topology((), tuple(Queue(name) for name in _left_behind(reader, kinds)), ())
+        doomed = wanted.without(whole(others)) + old
+        if too_old(connection.version):
+            doomed = replace(doomed, policies=())
+        if doomed.policies:
+            _make_sure_of(reader, connection)
         foreseen = foresee(connection, doomed, found, reader, with_messages=with_messages)
         if dry_run or any(one.why for one in foreseen):
             return foreseen
         names = [queue.name for queue in doomed.queues]
         quorum = quorum_queues(connection, names, otherwise=False, cut_off=True)
+        # First: while it is in effect, it dead-letters to what is about to be deleted.
+        for one in foreseen:
+            if one.kind == "policy":
+                reader.delete_policy(one.name)
         done = remove(connection, foreseen, quorum, with_messages=with_messages)
         ways_back = return_exchanges(connection, names, reader)
         return done + remove(connection, ways_back, frozenset(), with_messages=False)
@@ -160,6 +213,12 @@ def _delays(connection: Connection, found: Plan, kinds: Sequence[Kind], concerne
     relays = {relay_of(queue): queue for kind in concerned for queue in kind.delay_queues}
     left_behind = (relays[relay] for relay in declare.existing(connection, relays))
     return tuple(dict.fromkeys((*differing, *left_behind)))
+
+
+def _left_behind(reader: inspect.Reader, kinds: Sequence[Kind]) -> tuple[str, ...]:
+    ladders = [kind for kind in kinds if isinstance(kind, Ladder)]
+    there = (reader.dead_lettering() or {}) if ladders else {}
+    return tuple(sorted(name for name, exchange in there.items() if is_left_behind(name, exchange, ladders)))
 
 
 def _change(

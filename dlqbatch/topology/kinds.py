@@ -1,8 +1,9 @@
-"""The three kinds of topology; a deployment can have any number of each.
+"""The four kinds of topology; a deployment can have any number of each.
 
 ladder     retry-queue, N delay queues with a TTL each, N retry queues behind them, the dead-letter queue
 per-queue  X dead-letters to X.retry, which the drain takes from; X.delay returns messages to X after its TTL
 pipeline   an exchange, the queue of its workers, and a queue for their dead letters
+native     a policy by which RabbitMQ 4.3.1 itself delays the retries of a quorum queue, and the dead-letter queue
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ from typing import Final
 from dlqbatch.amqp.delivery import Route
 from dlqbatch.amqp.table import LONGEST_NAME, to_bytes
 from dlqbatch.topology.model import (
+    AT_LEAST_ONCE,
     DEAD_LETTER_EXCHANGE,
     DEAD_LETTER_KEY,
     DELIVERY_LIMIT,
     NOTHING,
     TTL,
     Binding,
+    DelayedRetry,
     Exchange,
+    Policy,
     Queue,
     Source,
     Topology,
+    in_name,
+    longest_delay,
     queue_read,
     queue_worked_on,
     relay_of,
@@ -75,10 +81,26 @@ class Ladder(_WithDeadLetterQueue):
     dlq_queue: str = "dlq-queue"
     dlq_queue_type: str | None = None
     """The type of the dead-letter queue, where topologies of several types share it; None: the type of the others."""
+    more_delays: tuple[int, ...] = ()
+    """Delays in milliseconds that events have of their own, or that a failure may ask for."""
 
     @property
     def tiers(self) -> int:
         return len(self.tier_ttls)
+
+    @property
+    def own_delays(self) -> tuple[int, ...]:
+        """Those delays, each once, that no tier has: each takes a delay queue."""
+        return tuple(sorted(set(self.more_delays) - set(self.tier_ttls)))
+
+    @property
+    def delays(self) -> dict[str, int]:
+        """The milliseconds of each delay queue by the last part of its name: the tiers in their order, then the others.
+
+        A tier has a number, because its delay can be changed; another delay is in its name (`60s`).
+        """
+        tiers = {str(tier): ttl for tier, ttl in enumerate(self.tier_ttls, 1)}
+        return tiers | {in_name(ttl): ttl for ttl in self.own_delays}
 
     @property
     def waits(self) -> bool:
@@ -90,27 +112,33 @@ class Ladder(_WithDeadLetterQueue):
         return None
 
     def delay(self, event: str, tier: int) -> Route:
-        key = f"binding.{event}.{tier}"
+        """The way into a delay queue; from the number of tiers on, `tier` counts on in `own_delays`."""
+        name = str(tier) if tier <= self.tiers else in_name(self.own_delays[tier - self.tiers - 1])
+        key = f"binding.{event}.{name}"
         # A routing key has at most 255 bytes; the binding `binding.#.N` also matches the short key.
-        return Route(self.delay_exchange, key if len(to_bytes(key)) <= LONGEST_NAME else f"binding.{tier}")
+        return Route(self.delay_exchange, key if len(to_bytes(key)) <= LONGEST_NAME else f"binding.{name}")
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """The queue where failures arrive, then the queue behind each tier."""
-        later = (Source(way_out.queue, first_stage=False) for way_out in self.ways_out.values())
+        later = (Source(self._way_out(tier).queue, first_stage=False) for tier in range(1, self.tiers + 1))
         return (Source(self.retry_queue, first_stage=True), *later)
 
     @property
     def ways_out(self) -> dict[int, Binding]:
-        """The binding behind the delay queue of each tier: without it the broker drops what leaves that queue."""
-        return {
-            tier: Binding(f"{self.retry_exchange}-{tier}", f"retry.#.{tier}", f"{self.retry_queue}-{tier}")
-            for tier in range(1, self.tiers + 1)
-        }
+        """The binding behind each delay queue: without it the broker drops what leaves that queue.
+
+        What is no tier has that of tier 1, whose queue is always read: also what waits in the queue of a delay that the
+        settings have no more comes back.
+        """
+        return {tier: self._way_out(tier if tier <= self.tiers else 1) for tier in range(1, len(self.delays) + 1)}
+
+    def _way_out(self, tier: int) -> Binding:
+        return Binding(f"{self.retry_exchange}-{tier}", f"retry.#.{tier}", f"{self.retry_queue}-{tier}")
 
     @property
     def delay_queues(self) -> tuple[str, ...]:
-        return tuple(f"{self.delay_queue}.{tier}" for tier in range(1, self.tiers + 1))
+        return tuple(f"{self.delay_queue}.{name}" for name in self.delays)
 
     @property
     def own_queues(self) -> frozenset[str]:
@@ -136,13 +164,15 @@ class Ladder(_WithDeadLetterQueue):
         exchanges = [Exchange(self.retry_exchange), Exchange(self.delay_exchange)]
         queues = [Queue(self.retry_queue, read)]
         bindings = [Binding(self.retry_exchange, self.retry_routing_key, self.retry_queue)]
-        for (tier, way_out), delay_queue, ttl in zip(
-            self.ways_out.items(), self.delay_queues, self.tier_ttls, strict=True
-        ):
+        for tier, (name, ttl) in enumerate(self.delays.items(), 1):
+            way_out, delay_queue = self.ways_out[tier], f"{self.delay_queue}.{name}"
             onward = {DEAD_LETTER_EXCHANGE: way_out.exchange, DEAD_LETTER_KEY: way_out.key}
-            exchanges.append(Exchange(way_out.exchange))
-            queues += [Queue(way_out.queue, read), Queue(delay_queue, {**onward, TTL: ttl, **held})]
-            bindings += [Binding(self.delay_exchange, f"binding.#.{tier}", delay_queue), way_out]
+            into = Binding(self.delay_exchange, f"binding.#.{name}", delay_queue)
+            if tier <= self.tiers:
+                exchanges.append(Exchange(way_out.exchange))
+                queues.append(Queue(way_out.queue, read))
+            queues.append(Queue(delay_queue, {**onward, TTL: ttl, **held}))
+            bindings += [into, way_out] if tier <= self.tiers else [into]
         dead = self._dead_letters(unlimited_deliveries=unlimited_deliveries)
         return Topology(tuple(exchanges), tuple(queues), tuple(bindings)) + dead
 
@@ -263,6 +293,16 @@ class Pipeline:
     ttl: int = 300_000
     """Milliseconds after which a message that nobody took becomes a dead letter."""
     queue_type: str = "classic"
+    delayed_retry_min: int | None = None
+    """Milliseconds that the broker holds a message back after its first failure; None: it comes back at once."""
+    delayed_retry_max: int | None = None
+
+    @property
+    def delayed_retry(self) -> DelayedRetry | None:
+        least = self.delayed_retry_min
+        if least is None:
+            return None
+        return DelayedRetry(least, longest_delay(least, self.delayed_retry_max), _PIPELINE_DELIVERIES)
 
     @property
     def dead_letter_exchange(self) -> str:
@@ -296,6 +336,7 @@ class Pipeline:
         if self.queue_type == "quorum":
             # The broker refuses this argument for a classic queue, which counts no deliveries; there the worker counts.
             work[DELIVERY_LIMIT] = _PIPELINE_DELIVERIES
+        retry = self.delayed_retry
         return Topology(
             # Fanout exchanges: a message arrives with any key, and keeps it.
             (Exchange(self.exchange, "fanout"), Exchange(dead, "fanout")),
@@ -304,13 +345,54 @@ class Pipeline:
                 Queue(dead, queue_read(self.queue_type, unlimited_deliveries=unlimited_deliveries)),
             ),
             (Binding(self.exchange, "", self.queue), Binding(dead, "", dead)),
+            () if retry is None else (Policy(self.queue, retry),),
         )
 
 
-Kind = Ladder | PerQueue | Pipeline
+@dataclass(frozen=True, slots=True)
+class Native(_WithDeadLetterQueue):
+    queue: str
+    """The quorum queue of the workers, who declare it themselves."""
+    delayed_retry_min: int = 10_000
+    """Milliseconds that the broker holds a message back after its first failure."""
+    delayed_retry_max: int | None = None
+    delivery_limit: int = 3
+    queue_type: str = "quorum"
+    dlq_exchange: str = "dlq-exchange"
+    dlq_routing_key: str = "dlq-routing-key"
+    dlq_queue: str = "dlq-queue"
+    dlq_queue_type: str | None = None
+    """The type of the dead-letter queue, as for a ladder."""
+
+    @property
+    def delayed_retry(self) -> DelayedRetry:
+        longest = longest_delay(self.delayed_retry_min, self.delayed_retry_max)
+        return DelayedRetry(self.delayed_retry_min, longest, self.delivery_limit)
+
+    @property
+    def delay_queues(self) -> tuple[str, ...]:
+        """None: the broker holds a message back in the queue where it failed."""
+        return ()
+
+    @property
+    def own_queues(self) -> frozenset[str]:
+        return frozenset(self.dead_letter_queues)
+
+    @property
+    def own_exchanges(self) -> frozenset[str]:
+        return frozenset((self.dlq_exchange,))
+
+    def topology(self, *, unlimited_deliveries: bool = False) -> Topology:
+        dead = {"dead-letter-exchange": self.dlq_exchange, "dead-letter-routing-key": self.dlq_routing_key}
+        confirmed = {name.removeprefix("x-"): value for name, value in AT_LEAST_ONCE.items()}
+        policy = Policy(self.queue, self.delayed_retry, {**dead, **confirmed})
+        return self._dead_letters(unlimited_deliveries=unlimited_deliveries) + Topology((), (), (), (policy,))
+
+
+Kind = Ladder | PerQueue | Pipeline | Native
 Drained = Ladder | PerQueue
 """The kinds that a drain takes from."""
-KINDS: Final = {"ladder": Ladder, "per-queue": PerQueue, "pipeline": Pipeline}
+KINDS: Final = {"ladder": Ladder, "per-queue": PerQueue, "pipeline": Pipeline, "native": Native}
 
 
 def whole(kinds: Iterable[Kind], *, unlimited_deliveries: bool = False) -> Topology:

@@ -14,7 +14,7 @@ from dlqbatch.broker.refusals import PRECONDITION_FAILED
 from dlqbatch.errors import ChannelRefused
 from dlqbatch.topology import declare
 from dlqbatch.topology.inspect import Reader
-from dlqbatch.topology.model import Topology
+from dlqbatch.topology.model import Policy, Topology
 from dlqbatch.topology.plan import DIFFERENT, Plan
 
 _IN_USE: Final = "somebody uses it, or it is no longer empty"
@@ -46,7 +46,8 @@ def foresee(
     """What would be deleted, and for each part that has to stay the reason. Nothing is deleted."""
     differing = {(item.kind, item.name) for item in plan.of(DIFFERENT)}
     # First the counts, which can take seconds; what AMQP tells has to be newer.
-    queues = () if with_messages else declare.existing(connection, (queue.name for queue in topology.queues))
+    names = dict.fromkeys([*(one.name for one in topology.queues), *(one.queue for one in topology.policies)])
+    queues = () if with_messages else declare.existing(connection, names)
     counts = _counts(connection, queues, reader)
     found = []
     with connection.scratch() as scratch:
@@ -55,6 +56,10 @@ def foresee(
             if why is not None:
                 differs = "is not as described, so it may be somebody else's"
                 found.append(Removal("queue", queue.name, why=differs if ("queue", queue.name) in differing else why))
+        for policy in topology.policies:
+            why = _policy_obstacle(scratch, policy, counts, reader, with_messages=with_messages)
+            if why is not None:
+                found.append(Removal("policy", policy.name, why=why))
         users = _dead_lettering(topology, reader)
         for exchange in topology.exchanges:
             if scratch.is_there("exchange", exchange.name):
@@ -63,9 +68,28 @@ def foresee(
     return tuple(found)
 
 
+def _policy_obstacle(
+    scratch: Scratch, policy: Policy, counts: Mapping[str, int | None], reader: Reader, *, with_messages: bool
+) -> str | None:
+    """Why a policy has to stay; empty if it may go, None if it is not there.
+
+    Without it a failure in its queue is deleted after 20 deliveries: so nobody may use the queue, as if it were to go.
+    """
+    policies = reader.policies()
+    if policies is None:
+        return f"only the management API knows it: {reader.silent}. Set dlqbatch.management-url"
+    found = policies.named(policy.name)
+    if found is None:
+        return None
+    if not policy.is_form_of(found):
+        return "is not as dlqbatch sets it, so it may be somebody else's"
+    why = _obstacle(scratch, policy.queue, counts, reader, with_messages=with_messages)
+    return f"queue '{policy.queue}': {why}" if why else ""
+
+
 def _dead_lettering(topology: Topology, reader: Reader) -> dict[str, str]:
     """For each exchange that other queues dead-letter to, why it has to stay; empty without the management API."""
-    doomed = {queue.name for queue in topology.queues}
+    doomed = {queue.name for queue in topology.queues} | {policy.queue for policy in topology.policies}
     queues: dict[str, list[str]] = {}
     for queue, exchange in sorted((reader.dead_lettering() or {}).items()):
         if queue not in doomed:
@@ -113,6 +137,9 @@ def remove(
     done = []
     with connection.scratch() as scratch:
         for one in foreseen:
+            if one.kind == "policy":
+                done.append(Removal(one.kind, one.name, is_gone=True))
+                continue
             conditions: dict[str, bool] = {"if_unused": True}
             if one.kind == "queue":
                 # For a quorum queue either condition would close the connection.

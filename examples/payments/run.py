@@ -35,7 +35,7 @@ ASKS_TWICE = 0.05  # so many clients lose patience and send their payment again
 DIES_AT = 5  # the transfer in whose middle the settlement worker is killed
 MOST_RESTARTS = 3
 STOPS_WITHIN = 20.0
-LATEST_AFTER = 20
+LATEST_AFTER = 300
 PAGE = 10_000
 
 SETTINGS = """
@@ -76,7 +76,7 @@ class Store:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=300,
             check=False,
         )
         if done.returncode not in good:
@@ -150,6 +150,8 @@ class Processes:
             if script == "api" or self.restarts == MOST_RESTARTS:
                 raise Failed(f"{script} ended with {code}:\n{self._end_of_log(script)}")
             self.restarts += 1
+            if process.stdout is not None:
+                process.stdout.close()
             say(f"the {script.replace('_', ' ')} died ({code}) and is started again")
             self.start(script)
 

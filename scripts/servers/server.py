@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LOOPBACK = "127.0.0.1"
-HANGS_AFTER = 180.0
+HANGS_AFTER = max(180.0, float(os.environ.get("DLQBATCH_TEST_HANGS_AFTER", "0")))
 """Seconds after which a server that does not come up is given up; on a busy machine one may take a minute."""
 TURN_SECONDS = 0.05
 LOG_LINES_SHOWN = 60

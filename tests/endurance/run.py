@@ -25,6 +25,7 @@ from endurance import accounts, gauges, page, traffic
 from endurance.faults import Saboteur
 from endurance.traffic import Books, Publisher, Worker, await_end
 from endurance.world import EXPECTED_ALERTS, World
+from program import HANGS_AFTER
 
 from scripts import services
 
@@ -35,7 +36,7 @@ TOLD_EVERY = 10.0
 UNDER_WAY = 4_000
 JOBS = ("drain", "ingest", "lifecycle", "check", "monitor", "retain")
 _LONGER = 90.0
-_QUIET_WITHIN = 300.0
+_QUIET_WITHIN = HANGS_AFTER
 
 
 @dataclass

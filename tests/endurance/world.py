@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 import psycopg
 from endurance import traffic
-from program import HANDLER, environment
+from program import HANDLER, HANGS_AFTER, environment
 
 from scripts.servers.management import Management
 from scripts.servers.postgres import PostgresCluster
@@ -161,7 +161,7 @@ class World:
         """Its exit code, after SIGTERM."""
         assert self._schedule is not None
         self._schedule.terminate()
-        return self._schedule.wait(60)
+        return self._schedule.wait(HANGS_AFTER)
 
     def runs(self) -> list[psutil.Process]:
         """Runs at work; what is ending is none."""

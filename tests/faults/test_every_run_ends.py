@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 
 DRAIN, INGEST, CHECK = ("drain",), ("ingest", "dlq.silent"), ("check", "kept.silent")
-LIFECYCLE, REPLAY = ("lifecycle",), ("replay", "apply", "HASH")
+LIFECYCLE, REPLAY = ("lifecycle",), ("replay", "apply", "HASH", "--wait", "0")
 APPLY, PLAN, DOCTOR = ("topology", "apply", "--yes"), ("topology", "plan"), ("doctor",)
 GROUPS = {
     "accepts-and-says-nothing": [

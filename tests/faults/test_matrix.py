@@ -43,7 +43,7 @@ ROUNDS = 5
 
 @pytest.fixture(scope="module")
 def servers(broker_addresses: tuple[str, str]) -> Iterator[Servers]:
-    with services.work_folder() as folder, Servers(folder, "3.10", broker_addresses) as found:
+    with services.work_folder(volatile=True) as folder, Servers(folder, "3.10", broker_addresses) as found:
         yield found
 
 

@@ -32,7 +32,7 @@ LAG = 1.0
 SIGHTINGS, PROOFS, BEFORE_SENDING = (
     b"INSERT INTO dlq_queue_readings",
     b"UPDATE dlq_attempts SET acknowledged_at",
-    b"DELETE FROM dlq_unproven_retries",
+    b"DELETE FROM dlq_scope_unproven",
 )
 """Statements; the last comes when what succeeded is resolved and committed, before anything is claimed to be sent."""
 COMMITS = 6

@@ -45,7 +45,7 @@ def upgraded_meanwhile(ground: Ground, scene: type[Scene]) -> Count:
         assert done.code in ENDS_WELL, (done.code, done.err)
         hit = thread.ident is not None
         thread.join(60)
-        assert one.tables.all("SELECT version_num FROM dlqbatch_version") == [("next" if hit else "0009",)]
+        assert one.tables.all("SELECT version_num FROM dlqbatch_version") == [("next" if hit else "0018",)]
         return one.found(crashes=int(hit), hits=int(hit))
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 KEY = b"orders.created"
 SECONDS: Final = 170.0
 """From the last send on. Half of it is what a queue that never empties needs."""
-_GRACE: Final = 120.0
+_GRACE: Final = 600.0
 """Seconds more for what has to be claimed, on a machine that is slow."""
 _EVERY: Final = 3.0
 _WINDOW: Final = 25
@@ -271,7 +271,7 @@ class Stage:
             "observation_window": f"{_WINDOW}s",
             "retry_delays": "1h",
             "allow_empty_policy": True,
-            "max_seconds": 20,
+            "max_seconds": 100,
             "log_level": "error",
         }
         self.deployments[name] = Deployment(name, url, given, database, jobs)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pika
 from pika.exceptions import ChannelClosedByBroker
+from program import HANGS_AFTER
 
 from dlqbatch.amqp.delivery import Delivery, Hold, Instruction, Publish, Route
 from dlqbatch.amqp.headers import ID
@@ -86,7 +87,7 @@ class Side:
                 return taken
             taken.append(_message(method, properties, body))
 
-    def wait(self, until: Callable[[], object], seconds: float = 60.0) -> None:
+    def wait(self, until: Callable[[], object], seconds: float = HANGS_AFTER) -> None:
         deadline = time.monotonic() + seconds
         while not until():
             assert time.monotonic() < deadline, "what was waited for did not come"
@@ -116,7 +117,7 @@ def transfer(
     handle: Callable[[Delivery], Instruction],
     *,
     origins: Origins | None = None,
-    seconds: float = 60.0,
+    seconds: float = HANGS_AFTER,
     give_up_after: float = 20.0,
     max_bytes: int = 1 << 40,
     stopped: Callable[[], bool] = lambda: False,

@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from program import HANGS_AFTER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,11 +99,11 @@ class TlsLink:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         _hang_up(self._listener)
-        self._accepting.join(10)
+        self._accepting.join(HANGS_AFTER)
         for one in self._open:
             _hang_up(one)
         for thread in self._serving:
-            thread.join(10)
+            thread.join(HANGS_AFTER)
         self._listener.close()
 
     def _accept(self) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Self
 
+from program import HANGS_AFTER
 from sqlalchemy.engine import make_url
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class CuttingLink:
         _hang_up(self._listener)
         for thread in list(self._threads):
             _hang_up(*self._ends)
-            thread.join(10)
+            thread.join(HANGS_AFTER)
 
     def act(self, act: Callable[[], object]) -> None:
         """What to do then, where that needs the link itself."""

@@ -19,6 +19,7 @@ class Patient:
             "broker_url": broker_url,
             "management_url": f"http://{host}:{port}",
             "database_url": database_url,
+            "connect_timeout_seconds": 60,
         }
 
     def findings(self, **options: object) -> tuple[Finding, ...]:

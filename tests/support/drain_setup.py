@@ -11,14 +11,14 @@ import os
 import secrets
 import sqlite3
 import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import oracle
 import rawamqp
+from forked_program import Forked, Warm
+from program import HANDLER, environment
 from rawamqp import Message, Peer, Seen
 
 from dlqbatch.jobs import RunOptions, run
@@ -27,11 +27,11 @@ from dlqbatch.topology.declare import apply_topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from dlqbatch.settings import Settings
     from scripts.servers.management import Management
 
-HANDLER = Path(__file__).parents[2] / "handler.py"
 ORIGIN = "work.orders"
 COPY = "copy"
 """A plain queue of the ladder's type: what it delivers is what a message is compared with."""
@@ -70,12 +70,13 @@ class Stage:
         check_sum(report)
         return report
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`python handler.py drain --json` in a process of its own."""
-        command = [sys.executable, str(HANDLER), "drain", "--json", *arguments]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DLQBATCH_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("DLQBATCH_")}
+        command = ["drain", "--json", *arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=environment | self.variables, stdout=pipe, stderr=pipe)
+        variables = inherited | self.variables
+        return Forked(Warm.of(HANDLER, environment()), command, env=variables, stdout=pipe, stderr=pipe)
 
     def changes(self, before: Seen, after: Seen) -> list[str]:
         login = self.login.encode()
@@ -202,7 +203,7 @@ def check_sum(report: dict[str, Any]) -> None:
     assert counts.pop("got") == sum(counts.values()), report
 
 
-def report_of(output: bytes) -> dict[str, Any]:
+def report_of(output: str) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(output)
     check_sum(report)
     return report

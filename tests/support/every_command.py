@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from program import ROOT, environment
+from forked_program import Warm
+from program import HANDLER, HANGS_AFTER, ROOT, environment
 from typer.main import get_command
 
 from dlqbatch.cli.commands import application
@@ -76,20 +75,15 @@ def run_all(steps: list[Step], settings: Mapping[str, str], variables: Mapping[s
         plan.append((step.call, {f"DLQBATCH_{name.upper()}": text for name, text in given.items()}, step.breaks))
     file = folder / "steps.json"
     file.write_text(json.dumps(plan))
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER.format(root=str(ROOT)), str(file)],
-        env=environment(**settings) | dict(variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=500,
-        check=False,
-        cwd=folder,
+    script = DRIVER.format(root=str(ROOT))
+    code, out, err = Warm.of(HANDLER, environment()).run(
+        [str(file)], environment(**settings) | dict(variables), str(folder), 2 * HANGS_AFTER, script
     )
     file.unlink()
-    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
-    ends = [line.rpartition(b" ")[2].decode() for line in done.stdout.splitlines() if line.startswith(b"=== ")]
+    assert code == 0, (out[-2000:], err[-2000:])
+    ends = [line.rpartition(b" ")[2].decode() for line in out.splitlines() if line.startswith(b"=== ")]
     assert len(ends) == len(steps)
-    return Said(done.stdout, done.stderr, ends)
+    return Said(out, err, ends)
 
 
 def leaves(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
@@ -100,23 +94,41 @@ def leaves(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
         yield from leaves(each, *path, name)
 
 
+ALONE = {("console",), ("demo",)}
+"""Commands that have processes and a time of their own, and tests of their own."""
+
+
 def everything(folder: Path) -> list[Step]:
     """Every command with something to do, as far as it needs no time of its own."""
     calls = """
-        db sql|db grants|db grants --json|db current|db upgrade|db current --json
+        db sql|db grants|db grants --json|db current|db upgrade|db current --json|db backfill-fields
         topology plan|topology apply|topology export|topology plan --json
         events set orders.* 0|events list|events test orders.x|rules list|rules set mine --pattern xx --strategy manual
         rules test --text xx|rules remove mine|drain --dry-run|drain|ingest --dry-run|ingest|check|check --json
-        messages list|messages list --json|messages groups|messages search body|messages show 1 --full|messages journal
+        messages search body|messages search body --body
+        messages list|messages list --json|messages groups|messages show 1 --full|messages journal
+        messages erase 1 --reason r --dry-run
         messages discard 1 --reason r --yes|messages restore 1 --reason r|lifecycle|lifecycle --json|monitor --json
-        monitor|status|status --json|replay plan --all --reason r|replay status|messages replay 2 --reason r
+        monitor|status|status --json|replay plan --all --reason r --mended INC-1|replay status
+        messages replay 2 --reason r
+        ingest orders-queue --head --dry-run|peek orders-queue|peek orders-queue --json
         retain|archive list --verify|archive show 3 --full|archive restore 3 --reason r|doctor|doctor --json
-        schedule --dry-run|events remove orders.*
+        groups list|groups list --json|groups hold a --reason r|groups unhold a
+        groups ack a|groups note a words|actions list|actions list --json|actions show A-1|undo A-1
+        actions show A-1 --json|schedule --dry-run|events remove orders.*
     """
     steps = [Step(tuple(call.split())) for line in calls.split("\n") for call in line.strip().split("|") if call]
-    steps += [Step({"job": job}) for job in ("drain", "ingest", "check", "lifecycle", "monitor", "retain")]
+    # Nobody knows how their names begin.
+    steps += [Step(("groups", "show", digit)) for digit in "0123456789abcdef"]
+    steps += [Step({"job": job}) for job in ("drain", "ingest", "check", "lifecycle", "replay", "monitor", "retain")]
     steps += [Step(("messages", "edit", "2", "--body-file", str(folder / "body"), "--reason", "r", "--json"))]
-    steps += [Step(("replay", "apply", "0" * 12)), Step(("replay", "abort", "0" * 12)), Step(("topology", "delete"))]
+    steps += [Step(("replay", verb, "0" * 12)) for verb in ("apply", "release", "abort", "pause", "resume")]
+    steps += [Step(("replay", "approve", "0" * 12, "--reason", "r")), Step(("replay", "run"))]
+    steps += [
+        Step(("replay", "rate", "0" * 12, "5/s")),
+        Step(("events", "simulate", "orders.created=3")),
+        Step(("topology", "delete")),
+    ]
     return steps
 
 

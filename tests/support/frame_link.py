@@ -15,6 +15,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import urlsplit
 
+from program import HANGS_AFTER
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -161,11 +163,11 @@ class FrameLink:
         if self._is_finishing:
             # The broker reads on until the end that it was told of, and then closes.
             for thread in self._threads[1:]:
-                thread.join(10)
+                thread.join(HANGS_AFTER)
         for pair in self._pairs:
             _hang_up(*pair)
         for thread in list(self._threads):
-            thread.join(10)
+            thread.join(HANGS_AFTER)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ OWN_NAMES = tuple(
     b"dlqbatch-" + name
     for name in (
         *(b"id", b"parent", b"retries", b"trips", b"origin-queue", b"origin-exchange", b"origin-key"),
-        *(b"first-failed-at", b"history", b"expiration", b"user-id", b"attempt", b"reason", b"dead-at"),
+        *(b"first-failed-at", b"history", b"expiration", b"user-id", b"attempt", b"reason", b"dead-at", b"retry-after"),
     )
 )
 BROKERS_NAMES = (
@@ -27,6 +27,7 @@ BROKERS_NAMES = (
     *(b"x-delivery-count", b"x-acquired-count", b"x-opt-deaths"),
 )
 CLAIMS = (b"x-original-exchange", b"x-original-routingKey", b"NServiceBus.FailedQ", b"MT-Fault-InputAddress")
+CLAIMS += (b"x-original-channel", b"x-original-group", b"rascal", b"Retry-After")
 NUMBERS = (-(2**63), -1, 0, 1, 2, 3, 99, 100, 101, 2**31, 2**63 - 1)
 
 

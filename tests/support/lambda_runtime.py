@@ -18,16 +18,17 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from program import HANGS_AFTER
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 API: Final = "/2018-06-01/runtime/"
 ARN: Final = "arn:aws:lambda:eu-central-1:123456789012:function:dlqbatch-drain"
-SECONDS: Final = 300.0
-"""For a run where nothing is said about its time; only what hangs takes as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,10 @@ class RuntimeApi:
     """Serves events to one function, one after the other."""
 
     def __init__(self) -> None:
+        self.asked_at: list[float] = []
         self._invocations: queue.Queue[_Invocation | None] = queue.Queue()
         self._answers: queue.Queue[tuple[str, Answer]] = queue.Queue()
-        self._deadline = time.time() + SECONDS
+        self._deadline = time.time() + HANGS_AFTER
         self._server = _Server(("127.0.0.1", 0), self._handler())
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
 
@@ -104,7 +106,7 @@ class RuntimeApi:
         """
         invocation = _Invocation(event, seconds)
         self._invocations.put(invocation)
-        answered, answer = self._answers.get(timeout=2 * SECONDS)
+        answered, answer = self._answers.get(timeout=2 * HANGS_AFTER)
         assert answered in {invocation.id, "init"}, f"{answered} was answered, {invocation.id} was asked"
         return answer
 
@@ -116,6 +118,7 @@ class RuntimeApi:
 
             def do_GET(self) -> None:
                 assert self.path == f"{API}invocation/next"
+                api.asked_at.append(time.monotonic())
                 invocation = api._invocations.get()
                 if invocation is None:
                     self.close_connection = True
@@ -165,8 +168,16 @@ def package(folder: Path, properties: str) -> Path:
 class Function:
     """One container of a function: cold at first, warm after its first event, frozen between two of them."""
 
-    def __init__(self, task: Path, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        task: Path,
+        settings: Mapping[str, str],
+        environ: Mapping[str, str] = MappingProxyType({}),
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """Run in `task`, with these settings and these variables of AWS's own; `prefix` is a command that starts it."""
         self._api = RuntimeApi()
+        self._environ, self._prefix = environ, prefix
         self._log = task.parent / f"function-{uuid.uuid4().hex}.log"
         self._task = task
         self._settings = {f"DLQBATCH_{name.upper()}": value for name, value in settings.items()}
@@ -175,9 +186,9 @@ class Function:
         self._api.__enter__()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "awslambdaric", "handler.handler"],
+                [*self._prefix, sys.executable, "-m", "awslambdaric", "handler.handler"],
                 cwd=self._task,
-                env={**self._platform(), **self._settings},
+                env={**self._platform(), **self._environ, **self._settings},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -190,12 +201,17 @@ class Function:
         self._api.__exit__()
 
     @property
+    def asked_at(self) -> Sequence[float]:
+        """When it asked for each event, on the monotonic clock."""
+        return self._api.asked_at
+
+    @property
     def pid(self) -> int:
         """Of the container's process; it is still running."""
         assert self._process.poll() is None, self.logged()
         return self._process.pid
 
-    def send(self, event: object, seconds: float = SECONDS) -> Answer:
+    def send(self, event: object, seconds: float = HANGS_AFTER) -> Answer:
         return self._api.invoke(event, seconds)
 
     def logged(self) -> list[str]:

@@ -177,14 +177,21 @@ OURS = [
         b"reason",
         b"dead-at",
         b"digest",
+        b"failed-queue",
+        b"failed-exchange",
+        b"failed-key",
+        b"retry-after",
     )
 ]
-BROKERS = [b"x-death", b"CC", b"BCC", b"x-delivery-count", b"x-acquired-count"]
+BROKERS = [b"x-death", b"CC", b"BCC", b"x-delivery-count", b"x-acquired-count", b"x-stream-offset"]
 BROKERS += [b"x-%b-death-%b" % (a, b) for a in (b"first", b"last") for b in (b"queue", b"exchange", b"reason")]
 CLAIMS = [b"x-original-exchange", b"x-original-routingKey", b"NServiceBus.FailedQ", b"MT-Fault-InputAddress"]
+CLAIMS += [b"x-original-channel", b"x-original-group", b"rascal"]
+CLAIMS += [b"Retry-After", b"retry-after", b"X-Retry-After", b"x-retry-after"]
 
 ODD_NUMBERS = [-(2**63), -1, 0, 1, 2, 3, 99, 100, 101, 10**18, 2**63 - 1]
 ODD_TEXTS = [b"", b"three", b"-1", b"\xff\xfe", b"a" * 255, b"a" * 256, "ö".encode() * 200, b"queue.delay.1"]
+ODD_TEXTS += [b"Fri, 31 Dec 9999 23:59:59 GMT", b"NaN", b"9" * 64]
 ODD_TEXTS += [b"retry-queue", b"retry-exchange", b"orders", b"shop", b"dlqbatch.return.orders", b"dlqbatch.return."]
 
 scalars = st.one_of(

@@ -20,6 +20,7 @@ OURS = frozenset(
     for name in (
         *(b"id", b"parent", b"retries", b"trips", b"origin-queue", b"origin-exchange", b"origin-key"),
         *(b"first-failed-at", b"history", b"expiration", b"user-id", b"reason", b"dead-at", b"attempt", b"digest"),
+        *(b"failed-queue", b"failed-exchange", b"failed-key", b"retry-after"),
     )
 )
 BROKERS = frozenset(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from dlqbatch.replay.plan import PlanStatus
+    from dlqbatch.replay.plan_status import PlanStatus
     from dlqbatch.replay.risk_facts import Frozen
 
 LEASE = timedelta(seconds=60)
@@ -68,6 +68,7 @@ def applying(
         reason="replay",
         to_queue=plan.to_queue,
         counted_from=plan.counted_from,
+        is_in_order=plan.is_in_order,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pika
-from forked_program import Warm
+from forked_program import Forked, Warm
 from pika.exceptions import ChannelClosedByBroker
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 HANDLER = str(ROOT / "handler.py")
 OURS = (sys.executable, HANDLER)
+FORKED = "a script, forked"
+"""Begins a command: what stands behind it is run as `python -c` runs it, where dlqbatch is imported already."""
 RETRY_QUEUE, DLQ = "retry-queue", "dlq-queue"
 HANGS_AFTER = float(os.environ.get("DLQBATCH_TEST_HANGS_AFTER", "300"))
 """Seconds after which what a test waits for is taken to hang. However busy the machine is, nothing takes as long."""
@@ -92,11 +94,12 @@ class Program:
         """`more` are variables that are no settings, such as COLUMNS."""
         began = time.monotonic()
         variables = environment(**self.settings) | more
-        if tuple(self.command) == OURS:
-            code, *said = Warm.of(HANDLER, environment()).run(arguments, variables, str(cwd or Path.cwd()), HANGS_AFTER)
+        command = (*self.command, *arguments)
+        if command[:2] == OURS or command[0] == FORKED:
+            warm, script = Warm.of(HANDLER, environment()), command[1] if command[0] == FORKED else None
+            code, *said = warm.run(command[2:], variables, str(cwd or Path.cwd()), HANGS_AFTER, script)
             out, err = (part.decode() for part in said)
         else:
-            command = [*self.command, *arguments]
             done = subprocess.run(
                 command, env=variables, cwd=cwd, capture_output=True, text=True, timeout=HANGS_AFTER, check=False
             )
@@ -123,14 +126,15 @@ class Program:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """It ends with the test at the latest."""
-        process = subprocess.Popen(
-            [*self.command, *arguments],
-            env=environment(**self.settings),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        variables = environment(**self.settings)
+        process: subprocess.Popen[str]
+        command = (*self.command, *arguments)
+        if command[:2] == OURS or command[0] == FORKED:
+            warm, script = Warm.of(HANDLER, environment()), command[1] if command[0] == FORKED else None
+            process = Forked(warm, command[2:], script, env=variables, **pipes)
+        else:
+            process = subprocess.Popen(command, env=variables, text=True, **pipes)
         _started.append(process)
         return process
 

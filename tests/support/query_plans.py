@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-LARGE = ("dlq_messages", "dlq_transitions", "dlq_attempts", "dlq_runs", "dlq_plan_items")
+LARGE = ("dlq_messages", "dlq_transitions", "dlq_attempts", "dlq_runs", "dlq_plan_items", "dlq_fields")
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def statements_of(engine: Engine) -> Iterator[list[tuple[str, Any]]]:
     seen: list[tuple[str, Any]] = []
 
     def keep(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
-        if statement.startswith(("SELECT", "UPDATE", "DELETE")) and any(table in statement for table in LARGE):
+        if statement.startswith(("SELECT", "WITH", "UPDATE", "DELETE")) and any(table in statement for table in LARGE):
             seen.append((statement, parameters[0] if isinstance(parameters, list) else parameters))
 
     event.listen(engine, "before_cursor_execute", keep)
@@ -40,7 +40,7 @@ def walk(engine: Engine, statement: str, parameters: Any) -> str | None:
     if engine.dialect.name == "sqlite":
         with reading(engine) as connection:
             plan = [line[3] for line in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
-        walks = any(line.startswith("SCAN dlq_") and "INDEX" not in line for line in plan)
+        walks = any("INDEX" not in line and line.startswith(tuple(f"SCAN {table}" for table in LARGE)) for line in plan)
         return f"{statement}\n" + "\n".join(plan) if walks else None
     with psycopg.connect(engine.url.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
         register_arrays(connection)

@@ -11,6 +11,8 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
+from program import HANGS_AFTER
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -20,7 +22,6 @@ Entry = tuple[bytes, bytes]
 FRAME_MAX = 131_072
 PROPERTIES_MAX = FRAME_MAX - 8 - 12
 """Bytes of flags and values that fit into one content header."""
-SECONDS = 30.0
 _BATCH = 500
 
 FLAGS = {
@@ -195,7 +196,7 @@ class Peer:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self._sock = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 5672), SECONDS)
+        self._sock = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 5672), HANGS_AFTER)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer, self._at = b"", 0
         self._published = self._confirmed = self._delivered = 0
@@ -244,11 +245,11 @@ class Peer:
         ready: int = struct.unpack_from(">I", self._expect(1, 50, 11), len(name))[0]
         return ready
 
-    def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = HANGS_AFTER) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-            time.sleep(0.002)
+            time.sleep(0.01)
 
     def publish(self, messages: Iterable[Message]) -> int:
         """How many; each routed to a queue and confirmed."""

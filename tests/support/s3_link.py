@@ -10,6 +10,8 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from program import HANGS_AFTER
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -54,7 +56,7 @@ class Link:
 
     def forward(self, asked: Asked) -> Answer:
         place = urlsplit(self.target)
-        connection = HTTPConnection(str(place.hostname), place.port or 80, timeout=30)
+        connection = HTTPConnection(str(place.hostname), place.port or 80, timeout=HANGS_AFTER)
         with contextlib.closing(connection):
             kept = {name: text for name, text in asked.headers.items() if name not in _HOP}
             connection.request(asked.method, asked.path, asked.body, kept)
@@ -79,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = link.meddle(asked)
         if wanted is HOLD:
             link.held.set()
-            link.closing.wait(60)
+            link.closing.wait(HANGS_AFTER)
             self.close_connection = True
             return
         answer = wanted if isinstance(wanted, Answer) else link.forward(asked)
@@ -128,4 +130,4 @@ def s3_link(target: str, meddle: Callable[[Asked], object] = lambda _: None) -> 
         link.closing.set()
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(HANGS_AFTER)

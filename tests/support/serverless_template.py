@@ -1,6 +1,6 @@
 """serverless.yml as a CloudFormation template, and that template deployed into an account on a private server.
 
-It is deployed as `serverless deploy` does it: a stack with the bucket for the code, the code into it, then the rest.
+It is deployed as `osls deploy` does it: a stack with the bucket for the code, the code into it, then the rest.
 The server's CloudFormation does not know every type. What it leaves out is made through the API of its own service,
 with the very properties of the template; CloudFormation still resolves them, as outputs that are added for that.
 """
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "eu-central-1"
 TEMPLATE = "cloudformation-template-update-stack.json"
-JOBS = ("drain", "ingest", "lifecycle", "monitor", "retain", "check")
-MINUTELY = JOBS[:4]
+JOBS = ("drain", "ingest", "lifecycle", "replay", "monitor", "retain", "check")
+MINUTELY = JOBS[:5]
 SECRET_KEY = "arn:aws:kms:eu-central-1:123456789012:key/11111111-1111-1111-1111-111111111111"
 COLD_KEY = "arn:aws:kms:eu-central-1:123456789012:key/22222222-2222-2222-2222-222222222222"
 EVERYTHING = (
@@ -61,8 +61,8 @@ def template(packages: Path, stage: str, *parameters: str, output: Path | None =
     """The same without making the zip file again."""
     given = [f"--param={parameter}" for parameter in (f"packages={packages}", *parameters)]
     command = ["package", "--package", str(output or packages / stage), "--stage", stage, *given]
-    # Its path is known to the script; nothing is told to its maker, and no newer release looked for.
-    script = '. scripts/setup.sh; SLS_TELEMETRY_DISABLED=1 SLS_NOTIFICATIONS_MODE=off exec "$serverless" "$@"'
+    # The script knows its path.
+    script = '. scripts/setup.sh; exec "$serverless" "$@"'
     done = subprocess.run(
         ["bash", "-c", script, "serverless", *command],
         cwd=ROOT,
@@ -106,7 +106,7 @@ class Account:
     _clients: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        with urlopen(Request(f"{self.address}/moto-api/reset", method="POST"), timeout=60):
+        with urlopen(Request(f"{self.address}/moto-api/reset", method="POST"), timeout=HANGS_AFTER):
             pass
 
     def client(self, service: str) -> Any:

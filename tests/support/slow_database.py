@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from program import HANGS_AFTER
 from sqlalchemy.engine import make_url
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class SlowDatabase:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in list(self._threads):
-            thread.join(10)
+            thread.join(HANGS_AFTER)
 
     def _start(self, thread: threading.Thread) -> None:
         self._threads.append(thread)

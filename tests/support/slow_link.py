@@ -9,6 +9,8 @@ import time
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
+from program import HANGS_AFTER
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -39,7 +41,7 @@ class SlowLink:
 
     def quiet_for(self, seconds: float) -> bool:
         """Wait until the program has sent nothing for so long."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANGS_AFTER
         while time.monotonic() - self._last_request < seconds:
             if time.monotonic() > deadline:
                 return False
@@ -54,7 +56,7 @@ class SlowLink:
         self._open.set()
         self._listener.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(HANGS_AFTER)
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -80,7 +82,7 @@ class SlowLink:
                 delivered += len(data)
                 if delivered > self._pause_after and not self._open.is_set():
                     self.paused.set()
-                    self._open.wait(60)
+                    self._open.wait(HANGS_AFTER)
                 target.sendall(data)
         _hang_up(source, target)
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Self
 
+from program import HANGS_AFTER
 from sqlalchemy.engine import make_url
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class StallingLink:
         self._hang_up(self._listener)
         for thread in list(self._threads):
             self._hang_up(*self._ends)
-            thread.join(10)
+            thread.join(HANGS_AFTER)
 
     @property
     def is_silent(self) -> bool:

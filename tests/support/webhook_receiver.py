@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+from program import HANGS_AFTER
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -68,7 +70,7 @@ def status(code: int, *headers: str, body: bytes = b"") -> bytes:
 
 
 def hang(_: socket.socket, closing: Event) -> None:
-    closing.wait(30)
+    closing.wait(HANGS_AFTER)
 
 
 def drip(connection: socket.socket, closing: Event) -> None:
@@ -112,6 +114,6 @@ def hook(*answers: Any) -> Iterator[Hook]:
             made.closing.set()
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", made.port), 5):
                 pass  # wakes who accepts
-            accepting.join(10)
+            accepting.join(HANGS_AFTER)
             for thread in threads:
-                thread.join(10)
+                thread.join(HANGS_AFTER)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pika
 import pytest
+from program import HANGS_AFTER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def working(consumer: Consumer) -> Iterator[None]:
         yield
     finally:
         consumer.stop()
-        thread.join(30)
+        thread.join(HANGS_AFTER)
         assert not thread.is_alive()
 
 

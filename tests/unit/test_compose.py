@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-REQUIREMENTS = {"requirements.txt", "requirements-aws.txt"}
+REQUIREMENTS = {"requirements.txt", "requirements-aws.txt", "requirements-console.txt"}
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
 
 
@@ -72,13 +72,13 @@ def test_every_password_can_be_set_from_outside() -> None:
     assert "dlqbatch-dev" not in outside
 
 
-def test_the_cluster_starts_only_when_asked_for() -> None:
+def test_the_cluster_and_the_console_start_only_when_asked_for() -> None:
     named = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
-    assert named == {f"cluster-{number}": ["cluster"] for number in (1, 2, 3)}
+    assert named == {f"cluster-{number}": ["cluster"] for number in (1, 2, 3)} | {"console": ["console"]}
 
 
 def test_the_nodes_of_the_cluster_look_for_each_other_and_share_all_but_their_names_and_places() -> None:
-    nodes = {name: service for name, service in SERVICES.items() if "profiles" in service}
+    nodes = {name: service for name, service in SERVICES.items() if service.get("profiles") == ["cluster"]}
     (mount,) = {str(config) for node in nodes.values() for config in node["configs"]}
     assert "/etc/rabbitmq/conf.d/" in mount
     looked_for = re.findall(r"nodes\.\d = rabbit@(\S+)", COMPOSE["configs"]["cluster-peers"]["content"])
@@ -107,6 +107,13 @@ def test_the_image_copies_files_that_exist_and_that_its_context_lets_in() -> Non
     admitted = set(re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), flags=re.MULTILINE))
     assert admitted == set(copied)
     assert [source for source in copied if not (ROOT / source).exists()] == []
+
+
+def test_the_console_s_image_is_the_same_with_another_extra() -> None:
+    extras = SERVICES["console"]["build"]["args"]["EXTRAS"].split()
+    (default,) = re.findall(r"^ARG EXTRAS=(.*)$", DOCKERFILE, flags=re.MULTILINE)
+    assert extras == [default, "console"]
+    assert {f"requirements-{extra}.txt" for extra in extras} < REQUIREMENTS
 
 
 def test_the_image_has_two_stages_on_one_pinned_base_and_runs_as_an_ordinary_user() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlqbatch import logs
+from dlqbatch import __version__, logs
 from dlqbatch.settings import SecretUrl
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ CANARY = "c4n4ry"
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
+    logs.begin_request(None)
     root, levels = logging.root, {name: logging.getLogger(name).level for name in ("dlqbatch", "pika")}
     handlers, level = root.handlers[:], root.level
     yield
@@ -83,7 +85,27 @@ def test_a_json_line_has_time_level_event_and_fields(stderr: Written) -> None:
         "event": "run",
         "logger": "dlqbatch.drain.run",
         "fields": {"job": "drain", "got": 5, "rate": 1.5, "done": True, "none": None, "event": "rk", "level": "x"},
+        "version": __version__,
+        "pid": os.getpid(),
     }
+
+
+def test_the_lines_of_a_run_have_its_id_and_that_of_its_request(stderr: Written) -> None:
+    logs.configure("info", "json")
+    log = logs.get("dlqbatch")
+    logs.begin_request("8a5b")
+    log.info("before")
+    logs.begin_run()
+    log.info("first")
+    log.info("second")
+    logs.begin_run()
+    log.info("again")
+    logs.begin_request(None)
+    log.info("after")
+    before, first, second, again, after = map(json.loads, stderr.getvalue().splitlines())
+    assert first["run_id"] == second["run_id"] != again["run_id"]
+    assert "run_id" not in before.keys() | after.keys()
+    assert [one.get("aws_request_id") for one in (before, first, second, again, after)] == [*["8a5b"] * 4, None]
 
 
 def test_a_text_line_is_short_and_quotes_what_needs_it(stderr: Written) -> None:

@@ -31,7 +31,8 @@ def test_a_copied_folder_says_its_version(tmp_path: Path, start: tuple[str, ...]
 
 
 def test_the_zip_for_lambda_says_its_version(tmp_path: Path) -> None:
-    archive = lambda_zip._write(tmp_path / "dlqbatch.zip", list(lambda_zip._program()))
+    lambda_zip._copy_program(tmp_path / "program")
+    archive = lambda_zip._write(tmp_path / "dlqbatch.zip", list(lambda_zip._files(tmp_path / "program")))
     with zipfile.ZipFile(archive) as packed:
         packed.extractall(tmp_path / "task")
     done = Program({}, (sys.executable, "handler.py")).run("--version", cwd=tmp_path / "task")

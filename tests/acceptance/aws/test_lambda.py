@@ -278,7 +278,9 @@ def test_the_log_is_one_json_line_for_each_run_and_nothing_twice(function: Funct
     assert len(runs) == len(lines_of(function)) == 2
     for run in runs:
         assert (run["level"], run["fields"]["job"], run["fields"]["outcome"]) == ("info", "drain", "ok")
-        assert run["fields"]["version"] == __version__
+        assert run["fields"]["version"] == run["version"] == __version__
+        assert run["pid"] == function.pid
+    assert len({run["run_id"] for run in runs}) == len({run["aws_request_id"] for run in runs}) == 2
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +288,7 @@ def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitNode]:
     """A broker that nobody else uses: it counts declarations for all of its virtual hosts together."""
     from scripts import services  # noqa: PLC0415  (for the one test that needs it)
 
-    with services.work_folder() as folder, RabbitNode(folder / "rabbitmq").start() as node:
+    with services.work_folder(volatile=True) as folder, RabbitNode(folder / "rabbitmq").start() as node:
         yield node
 
 

@@ -15,7 +15,7 @@ import boto3
 import psycopg
 import pytest
 import sqlalchemy
-from program import HANGS_AFTER, ROOT, Client, Program, eventually
+from program import FORKED, HANGS_AFTER, ROOT, Client, Program, eventually
 
 from dlqbatch.drain.event_config import EventConfig
 from dlqbatch.store import migrate
@@ -52,7 +52,7 @@ for line in sys.stdin:
 
 class Container:
     def __init__(self, program: Program) -> None:
-        self._process = Program(program.settings, (sys.executable, "-c", CONTAINER.format(root=str(ROOT)))).start()
+        self._process = Program(program.settings, (FORKED, CONTAINER.format(root=str(ROOT)))).start()
         self.said = ""
 
     def run(self, job: str = "drain") -> dict[str, Any]:
@@ -108,14 +108,14 @@ class Account:
 
     @property
     def readings(self) -> int:
-        with urlopen(f"{self._server}/moto-api/recorder/download-recording", timeout=30) as answer:
+        with urlopen(f"{self._server}/moto-api/recorder/download-recording", timeout=HANGS_AFTER) as answer:
             return answer.read().decode().count("secretsmanager.GetSecretValue")
 
     def end(self) -> None:
         self._post("stop-recording")
 
     def _post(self, what: str) -> None:
-        with urlopen(Request(f"{self._server}/moto-api/recorder/{what}", method="POST"), timeout=30):
+        with urlopen(Request(f"{self._server}/moto-api/recorder/{what}", method="POST"), timeout=HANGS_AFTER):
             pass
 
 
@@ -253,7 +253,7 @@ def test_an_address_that_the_environment_gives_is_not_replaced_by_a_new_secret(
 @pytest.fixture(scope="module")
 def locked_server() -> Iterator[str]:
     """A PostgreSQL that asks the role `app` for its password; the address of whoever needs none."""
-    with services.work_folder() as folder, PostgresCluster(folder / "postgres").start() as cluster:
+    with services.work_folder(volatile=True) as folder, PostgresCluster(folder / "postgres").start() as cluster:
         url = cluster.url.replace("+psycopg", "")
         rules = cluster.data / "pg_hba.conf"
         rules.write_text(f"host all app 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")

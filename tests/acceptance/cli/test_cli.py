@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from every_command import leaves
-from program import DLQ, HANDLER, RETRY_QUEUE, ROOT, Client, Program, eventually
+from program import DLQ, HANDLER, RETRY_QUEUE, ROOT, Client, Program, client, eventually
 from typer.main import get_command
 
 from dlqbatch.cli.commands import application
@@ -88,7 +88,7 @@ def test_the_commands_are_in_groups() -> None:
 
 def test_replay_tells_the_order_of_its_commands() -> None:
     out = Program({}).run("replay", "--help").out
-    assert "plan -> apply -> status or abort" in out
+    assert "plan -> apply or release -> status or abort" in " ".join(out.split())
     order = [out.index(f"  dlqbatch replay {name}") for name in ("plan", "apply", "status", "abort")]
     assert order == sorted(order)
 
@@ -111,10 +111,15 @@ def test_every_example_of_the_help_works(
         assert words[: 1 + len(path)] == ["dlqbatch", *path]
         if path == ("schedule",) and "--dry-run" not in words:
             continue  # it runs until a signal, and its own tests see to that
+        if path == ("console",) and "--new-token" not in words:
+            continue
         if path == ("monitor",) and "--prometheus" in words:
             words[-1] = str(tmp_path / "dlqbatch.prom")
         if path == ("check",):
             words[2] = "retry-queue"  # one that is there
+        if "--head" in words or path == ("peek",):
+            with client(program.settings["broker_url"]) as team:
+                team.channel.queue_declare(words[2], durable=True)
         done = installed.run(*words[1:])
         assert done.code in {0, 1, 3} or "NoSuchPlan" in done.err, done.said
         assert "UsageError" not in done.said
@@ -166,7 +171,9 @@ def test_a_shell_completes_commands_and_options_and_never_starts_a_run(
 
 
 def test_the_script_for_completion_is_for_the_installed_command() -> None:
-    done = Program({}).run("--show-completion", SHELL="/bin/bash")
+    # The shell is the one that has started the command.
+    by_bash = ("bash", "-c", '"$@"; exit $?', "bash", sys.executable, str(HANDLER))
+    done = Program({}, by_bash).run("--show-completion")
     assert (done.code, done.err) == (0, "")
     assert "_DLQBATCH_COMPLETE=complete_" in done.out
     assert done.out.rstrip().endswith("dlqbatch")
@@ -440,7 +447,7 @@ def test_the_schema_can_be_written_down_for_either_database() -> None:
 
 def test_the_policy_is_listed_set_explained_and_removed(with_database: Program, tmp_path: Path) -> None:
     file = tmp_path / "application.properties"
-    file.write_text("dlqbatch.events.payment.#=0\n")
+    file.write_text("dlqbatch.events.payment.#=0\ndlqbatch.events.orders.#.delays=10s,1m\n")
     installed = with_database.but(config=str(file))
 
     def listed() -> list[tuple[str, int | None, str]]:
@@ -469,6 +476,10 @@ def test_the_policy_is_listed_set_explained_and_removed(with_database: Program, 
     assert explained("payment.card.failed") == (0, 0, "payment.#")
     assert explained("other") == (1, None, None)
     assert "not configured" in installed.run("events", "test", "other").out
+    (told,) = installed.run("events", "test", "orders.created", "--json").told
+    assert (told["delays"], told["delays_by"]) == ([10, 60], "orders.#")
+    assert "delays by the tiers: 10s, 15s, 20s" in installed.run("events", "test", "with.default").out
+    assert "'orders.#' has the delays 10s, 60s." in installed.run("events", "list").out
 
     assert installed.run("events", "remove", "orders.*", "--dry-run").code == 0
     assert len(listed()) == 3

@@ -56,7 +56,7 @@ def test_a_signal_that_comes_when_all_is_said_does_not_change_the_exit_code(
 
 
 def test_a_scheduler_under_timeout_ends_in_order(program: Program, team: Client) -> None:
-    off = {f"schedule_{job}": "off" for job in ("ingest", "lifecycle", "monitor", "retain", "check")}
+    off = {f"schedule_{job}": "off" for job in ("ingest", "lifecycle", "replay", "monitor", "retain", "check")}
     given = {**program.settings, **off, "schedule_drain": "1h", "schedule_jitter": "0s", "trigger_depth": "0"}
     running = Program({**given, "health_address": "off"}, TIMEOUT).start("schedule", "--json")
     assert running.stdout is not None

@@ -48,7 +48,7 @@ def leaders(management: Management) -> set[str]:
     return {queue["leader"] for queue in management.queues()}
 
 
-def start_and_hold(stage: Stage, peer: Peer) -> subprocess.Popen[bytes]:
+def start_and_hold(stage: Stage, peer: Peer) -> subprocess.Popen[str]:
     """A drain stopped in its middle: a window is confirmed and not yet acknowledged, the most that can be doubled."""
     before = peer.depth(PLACES[0])  # one queue only, because each look asks its leader
     process = stage.start()
@@ -83,7 +83,7 @@ def test_a_leader_killed_in_the_middle_of_a_drain_loses_nothing_and_the_next_run
         process.send_signal(signal.SIGCONT)
 
         output, errors = process.communicate(timeout=HANGS_AFTER)
-        lost = b"the connection to the broker was lost" in output + errors
+        lost = "the connection to the broker was lost" in output + errors
         # Through another node the run may outlive the leader: the queue's next one goes on where that one stopped.
         # What the old one had not confirmed may be refused then, and is left.
         outlived = connected_to == "another node" and not lost

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import jsonschema
 import pytest
 import yaml
@@ -48,7 +49,7 @@ def test_the_compose_file_is_what_compose_understands() -> None:
 
 
 def test_every_variable_is_a_setting_and_every_address_a_good_one() -> None:
-    assert set(PROGRAMS) == {"migrate", "topology", "dlqbatch"}
+    assert set(PROGRAMS) == {"migrate", "topology", "dlqbatch", "console"}
     for service in PROGRAMS.values():
         variables = {name: interpolated(value) for name, value in service["environment"].items()}
         loaded = settings.load({}, variables | {"DLQBATCH_CONFIG": "/dev/null"})
@@ -64,12 +65,12 @@ def test_the_scheduler_s_port_is_one_everywhere_and_reachable_from_this_machine_
 
 
 def test_the_programs_may_do_as_little_in_a_container_as_on_kubernetes() -> None:
-    for service in PROGRAMS.values():
+    for name, service in PROGRAMS.items():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["tmpfs"] == ["/tmp"]
-        assert service["image"] == "dlqbatch"
+        assert service["image"] == ("dlqbatch-console" if name == "console" else "dlqbatch")
 
 
 def test_a_scheduler_that_is_stopped_has_the_time_to_settle() -> None:
@@ -111,7 +112,7 @@ class Image:
             return process.returncode, said
 
 
-def built(root: Path) -> Image:
+def built(root: Path, **arguments: str) -> Image:
     """Every instruction is carried out, but for what changes the machine: its users and its pip."""
     image = Image(root, {"PATH": ""}, json.loads(value_of("ENTRYPOINT")))
     for name in ("app", "tmp"):
@@ -122,6 +123,9 @@ def built(root: Path) -> Image:
     for word, rest in INSTRUCTIONS:
         if word == "FROM":
             place = root
+        elif word == "ARG":
+            name, _, default = rest.partition("=")
+            machine[name] = arguments.get(name, default)
         elif word == "WORKDIR":
             place = root / rest.strip("/")
         elif word == "COPY" and not rest.startswith("--from"):
@@ -161,7 +165,7 @@ def packages(text: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it installs what the image holds
+@pytest.mark.timeout(1800)  # it installs what the image holds
 def test_what_the_image_is_made_of_runs_every_service_as_it_stands(
     work_folder: Path, broker_url: str, database_url: str, management: Management, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,5 +228,27 @@ def test_the_commands_of_the_compose_file_are_the_program_s() -> None:
         ["db", "upgrade"],
         ["topology", "apply"],
         ["schedule"],
+        ["console"],
     ]
     assert shlex.split(json.loads(value_of("ENTRYPOINT"))[-1]) == ["handler.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # it installs what the image holds
+def test_with_the_arguments_of_the_compose_file_the_image_serves_the_console(
+    work_folder: Path, database_url: str
+) -> None:
+    service = SERVICES["console"]
+    image = built(work_folder, **service["build"]["args"])
+    variables = {"DLQBATCH_DATABASE_URL": database_url, "DLQBATCH_CONSOLE_ADDRESS": "127.0.0.1:0"}
+    assert image.run(*SERVICES["migrate"]["command"], **variables)[0] == 0
+    with image.start(*service["command"], "--json", **variables) as console:
+        try:
+            assert console.stdout is not None
+            line = console.stdout.readline()
+            assert "Log in" in httpx2.get(f"{json.loads(line)['address']}/login").text
+            console.terminate()
+            said, _ = console.communicate(timeout=HANGS_AFTER)
+        finally:
+            console.kill()
+    assert console.returncode == 0, said

@@ -14,6 +14,8 @@ from program import ROOT, Program
 from published_schemas import keda_problems
 
 from dlqbatch import settings
+from dlqbatch.console.routes import routes
+from dlqbatch.jobs import COMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,8 +162,8 @@ def test_every_pod_runs_a_command_that_the_program_has() -> None:
     program = Program({})
     commands = {tuple(arguments) for arguments in ARGUMENTS.values() if arguments}
     assert commands == {
-        *(("drain",), ("ingest",), ("lifecycle",), ("monitor",), ("retain",), ("schedule",)),
-        *(("db", "upgrade"), ("topology", "apply")),
+        *(("drain",), ("ingest",), ("lifecycle",), ("monitor",), ("replay", "run"), ("retain",), ("schedule",)),
+        *(("db", "upgrade"), ("topology", "apply"), ("console",)),
     }
     for command in sorted(commands):
         assert program.run(*command, "--help").code == 0, command
@@ -171,9 +173,9 @@ def test_the_jobs_run_as_often_as_the_schedule_would_run_them() -> None:
     from apscheduler.triggers.cron import CronTrigger  # noqa: PLC0415  (nothing else here needs it)
 
     crons = named("CronJob")
-    assert set(crons) == {f"dlqbatch-{job}" for job in ("drain", "ingest", "lifecycle", "monitor", "retain")}
+    assert set(crons) == {f"dlqbatch-{job}" for job in ("drain", "ingest", "lifecycle", "monitor", "replay", "retain")}
     for name, cron in crons.items():
-        assert ARGUMENTS[name] == [name.removeprefix("dlqbatch-")]
+        assert ARGUMENTS[name] == list(COMMANDS[name.removeprefix("dlqbatch-")])
         CronTrigger.from_crontab(cron["spec"]["schedule"])
         nightly = name == "dlqbatch-retain"
         assert (cron["spec"]["schedule"] == "* * * * *") is not nightly
@@ -195,8 +197,22 @@ def test_no_deadline_cuts_a_run_short_and_none_lasts_for_ever() -> None:
             assert pod["spec"]["terminationGracePeriodSeconds"] > defaults.settle_seconds
 
 
+def test_the_probes_ask_where_the_console_answers_without_a_login() -> None:
+    deployment, service = named("Deployment")["dlqbatch-console"], named("Service")["dlqbatch-console"]
+    pod = deployment["spec"]["template"]
+    (container,), (port,) = pod["spec"]["containers"], pod["spec"]["containers"][0]["ports"]
+    assert {"name": "DLQBATCH_CONSOLE_ADDRESS", "value": f"0.0.0.0:{port['containerPort']}"} in container["env"]
+    for probe in ("readinessProbe", "livenessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked["port"] == port["name"]
+        (route,) = [each for each in routes() if (each.method, each.path) == ("GET", asked["path"])]
+        assert route.needs is None
+    assert service["spec"]["ports"] == [{"name": port["name"], "port": 8422, "targetPort": port["name"]}]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+
+
 def test_the_probes_ask_where_the_scheduler_answers() -> None:
-    (deployment,) = named("Deployment").values()
+    deployment = named("Deployment")["dlqbatch-schedule"]
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     (address,) = [each["value"] for each in container["env"] if each["name"] == "DLQBATCH_HEALTH_ADDRESS"]
@@ -205,7 +221,7 @@ def test_the_probes_ask_where_the_scheduler_answers() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
     # Not /healthz: a job that keeps failing is no reason to start the scheduler anew.
     assert container["livenessProbe"]["httpGet"] == {"path": "/livez", "port": port["name"]}
-    (service,) = named("Service").values()
+    service = named("Service")["dlqbatch-schedule"]
     assert service["spec"]["ports"] == [{"name": port["name"], "port": 8421, "targetPort": port["name"]}]
     assert service["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import httpx2
 import pytest
 from apscheduler.triggers.cron import CronTrigger
 from program import HANGS_AFTER, ROOT, environment, eventually
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 UNITS = sorted((ROOT / "deploy" / "systemd").iterdir())
 TIMERS = [unit for unit in UNITS if unit.suffix == ".timer"]
 SERVICES = [unit for unit in UNITS if unit.suffix == ".service"]
-JOBS = ("drain", "ingest", "lifecycle", "monitor", "retain")
+JOBS = ("drain", "ingest", "lifecycle", "monitor", "replay", "retain")
 PLACE, CONFIG, LOGS = "/opt/dlqbatch", "/etc/dlqbatch/application.properties", "/var/log/dlqbatch"
 PYTHON, BIN = f"{PLACE}/.venv/bin/python", str(Path(sys.executable).parent)
 # Of 100. What is left open it needs: the network, any broker's address, /proc for the machine's CPU and memory.
@@ -97,12 +98,12 @@ def test_a_service_may_do_little(unit: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_both_services_are_closed_in_the_same_way() -> None:
+def test_all_services_are_closed_in_the_same_way() -> None:
     closed = [
         unit.read_text().partition("# What the process may do")[2].partition("\n\n[")[0].strip() for unit in SERVICES
     ]
-    assert len(closed) == 2
-    assert closed[0] == closed[1] != ""
+    assert len(closed) == 3
+    assert closed[0] == closed[1] == closed[2] != ""
 
 
 def test_each_timer_starts_its_job() -> None:
@@ -204,6 +205,25 @@ def test_the_scheduler_s_service_starts_serves_and_ends_at_its_signal(etc: dict[
         process.kill()
         process.wait()
     assert process.returncode == 0, said
+
+
+def test_the_console_s_service_starts_answers_and_ends_at_its_signal(etc: dict[str, str]) -> None:
+    unit = unit_named("dlqbatch-console.service")
+    etc |= {"DLQBATCH_CONSOLE_ADDRESS": "127.0.0.1:0"}
+    words = shlex.split(adapted(unit["ExecStart"][0]))
+    assert subprocess.run([*words[:-1], "db", "upgrade"], env=etc, capture_output=True, check=False).returncode == 0
+    process = subprocess.Popen(words, env=etc, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = next((line for line in process.stderr if " open http" in line), "")
+        with httpx2.Client(follow_redirects=True) as browser:
+            assert "Nothing is dead" in browser.get(said.partition(" open ")[2].strip()).text
+        process.send_signal(getattr(signal, unit["KillSignal"][0]))
+        process.communicate(timeout=HANGS_AFTER)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
 
 
 def test_cron_would_understand_every_line() -> None:

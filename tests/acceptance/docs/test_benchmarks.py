@@ -28,7 +28,7 @@ def measured(name: str, folder: Path, variables: dict[str, str], *options: str) 
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=2 * HANGS_AFTER,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

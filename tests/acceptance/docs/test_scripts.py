@@ -15,6 +15,7 @@ import pytest
 from program import HANGS_AFTER
 
 from scripts import services
+from scripts.load import want_to_run
 from scripts.servers import rabbitmq43
 from scripts.servers.amqp import accepts
 from scripts.servers.management import Management
@@ -265,22 +266,26 @@ def test_the_scripts_of_the_package_itself_are_used_because_the_others_change_th
     assert wrapper not in (installed_sbin() / "rabbitmq-server").resolve().name
 
 
-def test_a_load_keeps_as_many_processes_busy_as_are_asked_for_and_ends_with_the_process_it_is_for() -> None:
+def test_a_load_keeps_as_many_processes_busy_as_are_missing_and_ends_with_the_process_it_is_for() -> None:
     with subprocess.Popen(["sleep", "600"]) as watched:
-        command = [sys.executable, str(LOAD), "3", "--while", str(watched.pid)]
+        load = want_to_run() + 4
+        command = [sys.executable, str(LOAD), str(load), "--while", str(watched.pid)]
 
         def counting() -> list[float]:
-            """The CPU seconds of each."""
+            """The CPU seconds of each; the first has started the others, and only looks."""
             alike = (one for one in psutil.process_iter(["cmdline", "cpu_times"]) if one.info["cmdline"] == command)
             return [one.info["cpu_times"].user for one in alike]
 
         try:
-            with subprocess.Popen(command) as load:
-                assert eventually(lambda: len(counting()) == 3 and min(counting()) > 0.1), counting()
+            with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeping:
+                assert eventually(lambda: sum(used > 1 for used in counting()) > 0), counting()
+                assert len(counting()) <= load + 1
                 watched.terminate()
                 watched.wait()
+                _, said = keeping.communicate(timeout=HANGS_AFTER)
                 assert eventually(lambda: not counting()), counting()
-            assert load.returncode == 0
+            assert keeping.returncode == 0
+            assert said.startswith("the load of the machine: ")
         finally:
             watched.kill()
 
@@ -289,4 +294,4 @@ def test_a_load_keeps_as_many_processes_busy_as_are_asked_for_and_ends_with_the_
 def test_a_load_that_is_no_number_is_refused_before_anything_starts(arguments: tuple[str, ...]) -> None:
     done = subprocess.run([SERVICES.parent / "test", *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Usage: scripts/test [--quick] [--load PROCESSES]" in done.stderr
+    assert "Usage: scripts/test [--quick] [--load N]" in done.stderr

@@ -12,7 +12,7 @@ from pika.exceptions import ChannelClosedByBroker
 from program import ROOT, Program, client, eventually
 
 from scripts import services
-from scripts.servers.management import Management
+from scripts.servers.management import Management, quoted
 from scripts.servers.rabbitmq import RabbitNode
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PAGE = (ROOT / "docs" / "which-topology.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 BY_RABBITMQCTL, BY_CURL = (text for kind, text in BLOCKS if kind == "sh")
-LADDER, PER_QUEUE, PIPELINE = (text for kind, text in BLOCKS if text.startswith("dlqbatch "))
+LADDER, PER_QUEUE, PIPELINE, NATIVE = (text for kind, text in BLOCKS if text.startswith("dlqbatch "))
 (REFUSAL,) = (text for _, text in BLOCKS if text.startswith("PRECONDITION_FAILED"))
 (DELETION,) = re.findall(r"`(rabbitmqctl delete_queue .*?)`", PAGE)
 ARGUMENTS = {"x-dead-letter-exchange": "retry-exchange", "x-dead-letter-routing-key": "retry-routing-key"}
@@ -31,7 +31,7 @@ ARGUMENTS = {"x-dead-letter-exchange": "retry-exchange", "x-dead-letter-routing-
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[RabbitNode]:
-    with services.work_folder() as folder, RabbitNode(folder / "rabbitmq").start() as started:
+    with services.work_folder(volatile=True) as folder, RabbitNode(folder / "rabbitmq").start() as started:
         yield started
 
 
@@ -128,3 +128,25 @@ def test_the_other_kinds_want_a_queue_of_their_own(
     node.control(*shlex.split(DELETION)[1:])
     assert program.run("topology", "apply", *per_queue).code == 0
     assert management.queue("orders")["arguments"]["x-dead-letter-exchange"] == "shop.retry"
+
+
+def test_a_queue_that_exists_has_its_retries_delayed_by_the_broker(
+    broker43_url: str, management43: Management, sqlite_url: str
+) -> None:
+    host, port = management43._address
+    settings = {"broker_url": broker43_url, "management_url": f"http://{host}:{port}", "database_url": sqlite_url}
+    program = Program(settings)
+    with client(broker43_url) as team:
+        team.channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
+        dlqbatch(program, NATIVE)
+        dlqbatch(program, f"{PIPELINE.strip()} --quorum --delayed-retry-min 10s")
+        policies = management43.get(f"policies/{quoted(management43.vhost)}")
+        assert {one["name"]: one["definition"]["delayed-retry-min"] for one in policies} == {
+            "dlqbatch.native.orders": 1_000,
+            "dlqbatch.native.settlement.requested": 10_000,
+        }
+        team.channel.queue_delete("orders")
+        team.channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "classic"})
+        done = program.run(*shlex.split(NATIVE)[1:])
+        assert done.code == 2, done.said
+        assert "only a quorum queue delays retries" in done.said

@@ -41,9 +41,9 @@ dlqbatch.topology.orders.exchange=orders
 dlqbatch.ingest-queues=dlq.orders
 dlqbatch.retry-delays=1h
 dlqbatch.statistics-delay=2s
-dlqbatch.schedule-drain=10s
-dlqbatch.schedule-ingest=4s
-dlqbatch.schedule-lifecycle=4s
+dlqbatch.schedule-drain=1m
+dlqbatch.schedule-ingest=10s
+dlqbatch.schedule-lifecycle=6s
 dlqbatch.health-address=off
 """
 
@@ -131,9 +131,13 @@ class Night:
         return said
 
     def choose(self, said: str) -> str:
-        """The number in the first row of a list, and the hash of a plan, go into the next command."""
+        """The numbers of the first message and of an action, and the hash of a plan, go into the next command."""
         if listed := re.search(r"^id .*\n(\d+) ", said):
             self.chosen["ID"] = listed[1]
+        if discard := re.search(r"^(A-\d+) .* discard ", said, re.MULTILINE):
+            self.chosen["ACTION"] = discard[1]
+        if head := re.search(r"^\d+ .* (A-\d+) +taken, on hold$", said, re.MULTILINE):
+            self.chosen["HEAD"] = head[1]
         if planned := re.search(r"^plan (\w+)$", said, re.MULTILINE):
             self.chosen["HASH"] = planned[1]
         return said
@@ -247,8 +251,9 @@ def test_the_commands_of_a_night_are_pasted_one_after_the_other(night: Night) ->
 
     # The message itself is wrong: it is edited, and goes where its worker is.
     (night.folder / "body").write_text('{"order": 99, "total": 1, "currency": "EUR"}')
+    night.paste(f"dlqbatch undo {night.chosen['HEAD']}")
     edited = night.paste(f"dlqbatch messages edit ID --body-file {night.folder / 'body'} --json")
-    night.paste(f"dlqbatch messages replay {json.loads(edited)['id']} --to-queue orders")
+    night.paste(f"dlqbatch messages replay {json.loads(edited)['id']}")
     assert eventually(lambda: night.handled() == [*range(ORDERS), 99, 100])
 
     *_, undone = night.follow("Undo", GROUP=without_total)

@@ -133,7 +133,7 @@ def break_things(side: Side, management: Management, *, is_new: bool) -> set[str
     side.queue("work-1", **lead | {"dead_letter_routing_key": "short lived"})
     side.queue("short lived", message_ttl=600_000)
     side.queue("work-2", **lead | {"dead_letter_routing_key": "vanishing"})
-    side.queue("vanishing", "quorum", expires=600_000, **({"delivery_limit": -1} if is_new else {}))
+    side.queue("vanishing", "quorum", expires=86_400_000, **({"delivery_limit": -1} if is_new else {}))
     side.queue("work-3", **lead | {"dead_letter_routing_key": "limited"})
     side.queue("limited", "quorum", delivery_limit=3)
     side.queue("stuck", message_ttl=600_000)
@@ -210,7 +210,7 @@ def test_the_fixes_work_when_pasted_into_a_shell(
                     env=environment,
                     capture_output=True,
                     text=True,
-                    timeout=HANGS_AFTER,
+                    timeout=4 * HANGS_AFTER,  # rabbitmqctl, several times
                     check=False,
                 )
                 assert done.returncode == 0, (fix, done.stdout + done.stderr)

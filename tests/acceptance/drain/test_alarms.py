@@ -40,7 +40,7 @@ def test_a_standing_alarm_is_named_at_once_and_nothing_is_taken(
         for number in range(MESSAGES):
             death = {"queue": ORIGIN, "exchange": "orders", "routing-keys": ["a"], "reason": "rejected", "count": 9}
             team.publish("", DLQ, b"%d" % number, {"x-death": [death]})
-        engine = create_engine_for(sqlite_url, connect_timeout=5)
+        engine = create_engine_for(sqlite_url, connect_timeout=30)
         rows = (due(n) | {"origin_queue": ORIGIN, "properties": properties(f"due-{n}", ORIGIN)} for n in range(2))
         add(engine, *rows, at=NOW.replace(year=2020))
         node.set_memory_limit(0.000001)

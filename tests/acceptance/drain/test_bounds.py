@@ -247,7 +247,7 @@ def test_messages_that_come_back_at_once_do_not_keep_a_run_alive(
         told = program.run("drain", "--json").told
     finally:
         stop.set()
-        failing.join(20)
+        failing.join(HANGS_AFTER)
     assert (told["counts"]["got"], told["counts"]["returned"], told["stopped_by"]) == (200, 200, "empty")
     team.reject_all(ORIGIN)
     team.await_depth(RETRY_QUEUE, 200)

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from program import DLQ, HANDLER, RETRY_QUEUE, ROOT, Client, Program
+from program import DLQ, HANDLER, HANGS_AFTER, RETRY_QUEUE, ROOT, Client, Program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ def test_a_cold_start_takes_a_few_times_a_bare_script_and_the_benchmark_says_how
         env=os.environ | {"DLQBATCH_TEST_BROKER_URL": broker_url},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=2 * HANGS_AFTER,
         check=False,
     )
     assert done.returncode == 0, done.stderr

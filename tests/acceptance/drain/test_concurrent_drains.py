@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from scripts.servers.management import Management
 
-MESSAGES = 10_000
+MESSAGES = 4_000
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_drains_at_once_lose_nothing_and_double_nothing(
         expected = put(peer, ordinary(range(MESSAGES)))
         reports = []
         while waiting(peer):
-            processes = [stage.start("--max-messages", "2500") for _ in range(drains)]
+            processes = [stage.start("--max-messages", "1000") for _ in range(drains)]
             for process in processes:
                 output, errors = process.communicate(timeout=HANGS_AFTER)
                 assert process.returncode == 0, errors

@@ -86,6 +86,54 @@ def test_a_queue_of_another_type_than_the_settings_say_ends_the_run_before_a_mes
     assert team.depth(RETRY_QUEUE) == 1
 
 
+@pytest.mark.usefixtures("on_every_broker")
+@pytest.mark.parametrize(("job", "queue"), [("drain", RETRY_QUEUE), ("ingest", DLQ)])
+def test_a_dry_run_says_whether_its_look_was_a_delivery(broker_url: str, sqlite_url: str, job: str, queue: str) -> None:
+    program = Program({"broker_url": broker_url, "database_url": sqlite_url, "queue_type": "quorum"})
+    for arguments in (("db", "upgrade"), ("events", "set", "#", "3"), ("topology", "apply")):
+        assert program.run(*arguments).code == 0
+    with client(broker_url) as team:
+        team.publish("", queue, headers={})
+        done = program.run(job, "--dry-run", "--json")
+        assert json.loads(done.out)["counts"]["got"] == 1, done.said
+        found = None
+        while found is None:
+            found = team.channel.basic_get(queue)[1]
+        costs = any(
+            "this look cost each message one delivery" in line for line in json.loads(done.out).get("warnings", ())
+        )
+        assert costs == bool(found.headers.get("x-delivery-count"))
+
+
+@pytest.mark.parametrize(("job", "queue"), [("drain", RETRY_QUEUE), ("ingest", DLQ)])
+def test_what_delayed_retry_hides_is_not_seen_empty(
+    broker43_url: str, management43: Management, sqlite_url: str, job: str, queue: str
+) -> None:
+    host, port = management43._address
+    program = Program({"broker_url": broker43_url, "database_url": sqlite_url, "queue_type": "quorum"})
+    program = program.but(management_url=f"http://{host}:{port}")
+    for arguments in (("db", "upgrade"), ("events", "set", "#", "3"), ("topology", "apply")):
+        assert program.run(*arguments).code == 0
+    delays = {"delayed-retry-type": "all", "delayed-retry-min": 600_000}
+    policy = {"pattern": ".*", "definition": delays, "apply-to": "quorum_queues"}
+    management43.put(f"policies/{quoted(management43.vhost)}/delays", policy)
+
+    def is_hidden() -> bool:
+        """Put back as a run does it; the policy takes a moment."""
+        method, _, _ = team.channel.basic_get(queue)
+        if method is not None:
+            team.channel.basic_nack(method.delivery_tag, requeue=True)
+        return management43.queue(queue).get("messages_delayed") == 1
+
+    with client(broker43_url) as team:
+        team.publish("", queue)
+        assert eventually(is_hidden)
+        done = program.run(job, "--json")
+    assert (done.code, done.told["outcome"], done.told["stopped_by"]) == (3, "partial", "failure"), done.said
+    (warning,) = done.told["warnings"]
+    assert f"'{queue}' was not read to its end: delayed retry hides 1 message(s)" in warning
+
+
 @pytest.mark.slow
 def test_messages_that_were_delivered_often_survive_a_drain_that_is_killed(
     broker43_url: str, management43: Management, sqlite_url: str

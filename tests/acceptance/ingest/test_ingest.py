@@ -10,6 +10,8 @@ import psycopg
 import pytest
 from program import DLQ, HANGS_AFTER, ROOT, Client, Program
 
+from dlqbatch import __version__
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -90,6 +92,8 @@ def test_each_run_is_in_the_log_of_runs_with_what_it_emptied(
     ]
     reports = [each[4] for each in logged]
     assert [counted(report)["got"] if report["counts"]["got"] else 0 for report in reports] == [1, 2, 0]
+    assert len({report["run_id"] for report in reports}) == len({report["pid"] for report in reports}) == len(reports)
+    assert {report["version"] for report in reports} == {__version__}
     depths = [(report["hit_bound"], report["queues"][DLQ]) for report in reports]
     assert depths == [
         (True, {"found": dead, "left": dead - 1}),

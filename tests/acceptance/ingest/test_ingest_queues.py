@@ -42,6 +42,17 @@ def test_a_queue_that_is_missing_does_not_keep_the_others_from_being_read(ingest
     assert ingest.run("ingest", "--json").told["counts"]["recorded"] == 1
 
 
+def test_a_name_on_the_command_line_may_hold_a_comma_or_begin_with_a_blank(ingest: Program, team: Client) -> None:
+    queues = ("dlq,orders", " dlq")
+    for queue in queues:
+        team.channel.queue_declare(queue, durable=True)
+        team.publish("", queue)
+        team.await_depth(queue, 1)
+    for job, decision in (("check", "left"), ("ingest", "recorded")):
+        done = ingest.run(job, *queues, "--json")
+        assert (done.code, done.told["counts"]["got"], done.told["counts"][decision]) == (0, 2, 2), done.said
+
+
 def test_of_two_queues_none_waits_for_ever_when_a_run_may_take_less_than_both_hold(
     ingest: Program, team: Client
 ) -> None:
@@ -83,11 +94,12 @@ def test_a_stream_that_a_wildcard_matches_keeps_no_other_queue_from_being_read(
 
 
 @pytest.mark.usefixtures("on_every_broker", "stream")
-def test_a_stream_given_by_name_ends_an_ingest_before_anything_is_taken(ingest: Program, team: Client) -> None:
+def test_a_stream_given_by_name_is_read_beside_the_queues(ingest: Program, team: Client) -> None:
     done = ingest.run("ingest", "dlq.s", "dlq.z", "--json")
-    assert (done.code, done.told["error"]["type"]) == (2, "SettingsError"), done.said
-    assert "'dlq.s' is a stream" in done.err
-    team.await_depth("dlq.z", 5)
+    assert (done.code, done.told["counts"]["recorded"]) == (0, 6), done.said
+    assert done.told["streams"] == {"dlq.s": {"read_to": None, "ends_at": 0, "missing": 0, "replaced": False}}
+    team.await_depth("dlq.z", 0)
+    assert ingest.run("ingest", "dlq.s", "dlq.z", "--json").told["counts"]["got"] == 0
 
 
 def test_where_none_of_the_queues_is_there_the_settings_are_wrong(ingest: Program) -> None:

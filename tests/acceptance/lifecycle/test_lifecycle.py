@@ -99,7 +99,7 @@ def dead(scene: Scene) -> Scene:
 def test_it_is_sent_fails_again_is_sent_and_is_resolved_only_when_somebody_has_looked(dead: Scene) -> None:
     scene, team = dead, dead.team
     assert scene.lifecycle() == {"got": 1, "sent": 1}
-    assert scene.rows() == [("processing", 0, "immediate")]
+    assert scene.rows() == [("processing", 0, None)]  # its attempt knows the strategy
     (back,) = team.contents(ORIGIN)
     assert (back.body, back.routing_key) == (b"pay", "payment.card")
     assert (back.headers["dlqbatch-attempt"], back.headers["dlqbatch-origin-queue"]) == (1, ORIGIN)
@@ -179,7 +179,7 @@ def test_a_dry_run_shows_what_would_be_sent_and_changes_nothing(dead: Scene) -> 
     dead.team.channel.queue_purge(ORIGIN)
     dead.look()
     assert dead.lifecycle(dry_run=True) == {"resolved": 1}
-    assert dead.rows() == [("processing", 0, "immediate")]
+    assert dead.rows() == [("processing", 0, None)]
 
 
 def test_an_origin_that_is_gone_leaves_it_to_a_person(dead: Scene) -> None:

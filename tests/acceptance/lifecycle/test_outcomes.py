@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("release", [OLD, NEW])
 def test_nothing_false_is_claimed_and_what_is_true_is_claimed(
     release: str, broker_addresses: tuple[str, str], broker43_addresses: tuple[str, str], tmp_path: Path

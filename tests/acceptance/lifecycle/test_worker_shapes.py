@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pika
 import pytest
-from program import DLQ, RETRY_QUEUE, Client, Program, eventually
+from program import DLQ, HANGS_AFTER, RETRY_QUEUE, Client, Program, eventually
 
 from dlqbatch.consumer import Consumer
 
@@ -338,7 +338,7 @@ def handled(broker_url: str) -> Iterator[list[tuple[str, str, int]]]:
         yield seen
     finally:
         consumer.stop()
-        thread.join(30)
+        thread.join(HANGS_AFTER)
         publishing.close()
 
 

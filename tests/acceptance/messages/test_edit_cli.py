@@ -160,7 +160,9 @@ def test_the_exit_code_tells_how_it_went(sqlite_url: str, tmp_path: Path) -> Non
         done = edit(sqlite_url, *arguments, **variables)
         assert (done.code, why in done.err) == (code, True), (arguments, done.said)
         assert "Traceback" not in done.said
-    assert len(MessageActions(engine).journal(row_id).entries) == 1
+    # An editor that opened has shown the body; nothing else came of it.
+    *opened, arrived = [each.reason for each in MessageActions(engine).journal(row_id).entries]
+    assert (set(opened), arrived) == ({"shown unmasked: edited"}, "test")
     assert (
         Program({"database_url": "postgresql://nobody@127.0.0.1:1/x"})
         .run("messages", "edit", "1", "--set-header", "a=b")

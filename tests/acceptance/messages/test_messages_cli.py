@@ -145,8 +145,13 @@ def test_nothing_in_a_message_reaches_the_terminal_raw(engine: Engine, installed
 def test_a_large_body_is_cut_on_the_screen_and_whole_when_asked(engine: Engine, installed: Program) -> None:
     (row_id,) = add(engine, row(body=b"x" * 10_000_000))
     assert len(ask(installed, "show", str(row_id)).out) < 10_000
-    assert "x" * 10_000_000 in ask(installed, "show", str(row_id), "--full").out
-    assert len(base64.b64decode(ask(installed, "show", str(row_id), "--json").told["body_base64"])) == 10_000_000
+    masked = ask(installed, "show", str(row_id), "--full").out
+    assert "x" * 1_000_000 in masked
+    assert "the rest is not shown while secrets are masked" in masked
+    revealed = ("--reveal", "--reason", "r")
+    assert "x" * 10_000_000 in ask(installed, "show", str(row_id), "--full", *revealed).out
+    told = ask(installed, "show", str(row_id), "--json", *revealed).told
+    assert (len(base64.b64decode(told["body_base64"])), told["masked"]) == (10_000_000, False)
 
 
 def test_what_a_filter_discarded_comes_back_by_a_filter(engine: Engine, installed: Program) -> None:

@@ -124,7 +124,7 @@ def test_a_database_without_tables_says_what_to_do(url: str, installed: Program)
         done = installed.run(command, "--json")
         assert done.code == 2
         assert "dlqbatch db upgrade" in done.told["error"]["message"]
-    with writing(create_engine_for(url, connect_timeout=5, create=True)) as connection:
+    with writing(create_engine_for(url, connect_timeout=30, create=True)) as connection:
         connection.execute(text("CREATE TABLE dlq_event_config (id int PRIMARY KEY)"))
     for command in ("monitor", "status"):
         done = installed.run(command)

@@ -16,6 +16,7 @@ from program import DLQ, RETRY_QUEUE, Client
 from dlqbatch import jobs
 from dlqbatch.doctor.job import diagnose
 from dlqbatch.errors import DlqbatchError
+from dlqbatch.ingest.head import take_head
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.freeze import Selection
 from dlqbatch.replay.job import Planned, apply_replay, plan_replay
@@ -125,6 +126,16 @@ def ingest(world: World, given: dict[str, str]) -> Iterator[object]:
     yield run("ingest", given | {"ingest_queues": "dlq-*"}), world.holds()
 
 
+def head(world: World, given: dict[str, str]) -> Iterator[object]:
+    world.furnish()
+    world.team.publish("", ORIGIN, b"poison")
+
+    def act() -> object:
+        return take_head(load(given), jobs.RunOptions(), ORIGIN, actor="test", reason="test", takes_any=True).status
+
+    yield attempt(act), world.holds()
+
+
 def check(world: World, given: dict[str, str]) -> Iterator[object]:
     world.furnish()
     for count in (1, 5):
@@ -157,7 +168,7 @@ def replay_apply(world: World, given: dict[str, str]) -> Iterator[object]:
 
 
 def due_rows(given: dict[str, str]) -> None:
-    engine = create_engine_for(given["database_url"], connect_timeout=5)
+    engine = create_engine_for(given["database_url"], connect_timeout=30)
     rows = (due(n) | {"origin_queue": ORIGIN, "properties": properties(f"due-{n}", ORIGIN)} for n in range(2))
     add(engine, *rows, at=NOW.replace(year=2020))
 
@@ -225,6 +236,7 @@ JOBS = {
     "drain-declares": Job(drain_that_declares, 3, (r"read dlqbatch\.changing",)),
     "drain-per-queue": Job(drain_per_queue, 1, _SET),
     "ingest": Job(ingest),
+    "poison": Job(head),
     "check": Job(check),
     "lifecycle": Job(lifecycle),
     "replay": Job(replay_apply),

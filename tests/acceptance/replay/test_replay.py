@@ -96,14 +96,14 @@ def test_a_plan_is_looked_at_applied_and_watched(desk: Desk) -> None:
 
 
 def test_what_people_read_says_what_to_do_next(desk: Desk) -> None:
-    fill(desk.engine, range(3))
+    fill(desk.engine, range(9))
     planned = desk.program.run("replay", "plan", "--all")
     assert planned.code == DONE, planned.said
     name = planned.out.splitlines()[-2].removeprefix("plan ")
     assert planned.out.endswith(f"nothing has moved; to send them: dlqbatch replay apply {name}\n")
-    applied = desk.program.run("replay", "apply", name)
+    applied = desk.program.run("replay", "apply", name, "--wait", "0")
     assert applied.code == PARTIAL, applied.said
-    assert "the first 1 are out" in applied.out
+    assert "the first 4 are out" in applied.out
     assert f"`dlqbatch replay apply {name}` goes on when it is" in applied.out
     listed = desk.program.run("replay", "status")
     assert name in listed.out
@@ -127,8 +127,8 @@ def test_an_apply_can_be_tried_without_moving_anything(desk: Desk) -> None:
     fill(desk.engine, range(12))
     name = desk.plan()
     first = desk.replay("apply", name, "--dry-run", code=PARTIAL)
-    assert (first["dry_run"], counted(first), first["plan"]["state"]) == (True, {"got": 1, "sent": 1}, "planned")
-    assert "11 more wait" in first["warnings"][0]
+    assert (first["dry_run"], counted(first), first["plan"]["state"]) == (True, {"got": 4, "sent": 4}, "planned")
+    assert "8 more wait" in first["warnings"][0]
     whole = desk.program.run("replay", "apply", name, "--dry-run", "--no-canary")
     assert whole.code == DONE, whole.said
     assert "dry run" in whole.out
@@ -152,18 +152,18 @@ def test_a_hash_that_is_stale_unknown_or_no_hash_is_refused_and_moves_nothing(de
 
 
 def test_a_canary_that_comes_back_stops_the_plan_until_a_person_goes_on(desk: Desk) -> None:
-    fill(desk.engine, range(5))
+    fill(desk.engine, range(9))
     name = desk.plan()
-    desk.replay("apply", name, code=PARTIAL)
+    desk.replay("apply", name, "--wait", "0", code=PARTIAL)
     come_back(desk.engine, 1, datetime.now(UTC), failed=True)
-    report = desk.replay("apply", name, code=FAILED)
+    report = desk.replay("apply", name, "--wait", "0", code=FAILED)
     assert (report["outcome"], report["plan"]["state"]) == ("failed", "stopped")
-    assert "1 of 1 came back" in report["plan"]["stopped_why"]
+    assert "1 of 4 came back" in report["plan"]["stopped_why"]
     refused = desk.replay("apply", name, code=USAGE)
     assert "--resume-stopped" in refused["error"]["message"]
-    assert desk.bodies() == [0]
-    resumed = desk.replay("apply", name, "--resume-stopped", code=PARTIAL)
-    assert counted(resumed) == {"got": 1, "sent": 1}
+    assert desk.bodies() == [0, 1, 2, 3]
+    resumed = desk.replay("apply", name, "--resume-stopped", "--wait", "0", code=PARTIAL)
+    assert counted(resumed) == {"got": 4, "sent": 4}
 
 
 def test_an_origin_that_is_gone_stops_an_apply_before_anything_moves_and_another_queue_helps(desk: Desk) -> None:

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import boto3
 import pytest
 from dead_rows import add, row, store_at
-from program import HANDLER, ROOT, Finished, Program
+from program import HANDLER, HANGS_AFTER, ROOT, Finished, Program
 from s3_link import refusal, s3_link
 from sqlalchemy import select, update
 
@@ -169,7 +169,7 @@ def test_the_permissions_in_the_docs_are_enough_and_a_missing_one_is_named(
     def check_permissions(after: str) -> None:
         """After so many requests."""
         plain = {"Content-Type": "text/plain"}
-        with urlopen(Request(f"{aws_server}/moto-api/reset-auth", after.encode(), plain), timeout=30):
+        with urlopen(Request(f"{aws_server}/moto-api/reset-auth", after.encode(), plain), timeout=HANGS_AFTER):
             pass
 
     allowed = ["s3:ListBucket", "s3:GetObject", "s3:PutObject"]

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 MESSAGES, THRESHOLD, WORKERS, BOUND = 9_000, 500, 3, 1_500
 # Everything but the trigger is off.
-SETTINGS = {f"DLQBATCH_SCHEDULE_{job}": "off" for job in ("DRAIN", "INGEST", "LIFECYCLE", "MONITOR", "RETAIN", "CHECK")}
+JOBS = ("DRAIN", "INGEST", "LIFECYCLE", "REPLAY", "MONITOR", "RETAIN", "CHECK")
+SETTINGS = {f"DLQBATCH_SCHEDULE_{job}": "off" for job in JOBS}
 SETTINGS |= {
     "DLQBATCH_TRIGGER_INTERVAL": "1s",
     "DLQBATCH_MAX_WORKERS": str(WORKERS),
@@ -72,7 +73,7 @@ class Scheduled:
         """What its health says of them."""
         assert eventually(lambda: bool(self.logged("scheduling"))), "".join(self.err)
         address = self.logged("scheduling")[0]["health"]
-        with urlopen(f"http://{address}/healthz", timeout=10) as answer:
+        with urlopen(f"http://{address}/healthz", timeout=HANGS_AFTER) as answer:
             found: dict[str, Any] = json.load(answer)["jobs"]["drain"]
         return found
 
@@ -90,7 +91,7 @@ class Scheduled:
         finally:
             self.process.kill()
             for reader in self._readers:
-                reader.join(10)
+                reader.join(HANGS_AFTER)
             for stream in (self.process.stdout, self.process.stderr):
                 if stream is not None:
                     stream.close()

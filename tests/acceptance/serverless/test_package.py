@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import marshal
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
-from program import HANGS_AFTER, Program
-from serverless_template import EVERYTHING, ROOT, as_lambda
+from program import HANGS_AFTER
+from serverless_template import EVERYTHING, JOBS, ROOT, as_lambda
 
 from scripts import lambda_parameters, lambda_zip
+
+OF_THESE = ("annotated-doc", "mako", "markdown-it-py", "markupsafe", "mdurl", "pygments", "rich", "shellingham")
 
 
 def pinned(*names: str) -> dict[str, str]:
@@ -33,18 +39,25 @@ def test_the_package_holds_the_program_its_pinned_dependencies_and_nothing_else(
         )[0]
         for header in headers
     }
-    assert found == pinned("requirements.txt", "requirements-aws.txt")
+    every = pinned("requirements.txt", "requirements-aws.txt")
+    assert found == {name: every[name] for name in found}
+    assert set(every) - set(found) == {"typer", "alembic", *OF_THESE}, "only the command line loads them"
 
-    assert {name for name in names if name.startswith("dlqbatch/")} == {
+    sources = {name for name in names if not name.endswith(".pyc")}
+    assert {name for name in sources if name.startswith("dlqbatch/")} == {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "dlqbatch").rglob("*")
-        if path.is_file() and path.suffix not in {".pyc", ""} and path.name != "py.typed"
+        if path.suffix in {".py", ".sql", ".mako"}
     }
     assert {"handler.py", "application.properties"} < set(names)
 
     parts = [Path(name).parts for name in names]
-    assert [name for name in names if name.endswith((".pyc", ".pyi", ".c"))] == []
-    assert [one for one in parts if {"__pycache__", "tests", "testing", "bin"}.intersection(one[:-1])] == []
+    assert [name for name in names if name.endswith((".pyi", ".c"))] == []
+    assert [one for one in parts if {"tests", "testing", "bin"}.intersection(one[:-1])] == []
+    described = {
+        one[2] for one in parts if one[:2] == ("botocore", "data") and len(one) > len(("botocore", "data", "s3"))
+    }
+    assert described == {"rds", "s3", "secretsmanager", "sns", "sts"}
     # What is at the top came with a distribution or is ours.
     installed = zipped.with_suffix("")
     assert {one[0] for one in parts} - {path.name for path in installed.iterdir()} == {
@@ -72,6 +85,26 @@ def kind_of(package: Path) -> tuple[str, str]:
     return python, architecture
 
 
+def test_every_module_has_byte_code_that_is_loaded_without_a_look_at_its_source(task: Path) -> None:
+    compiled = {path.parent.parent / f"{path.stem.partition('.')[0]}.py": path for path in task.rglob("*.pyc")}
+    assert set(compiled) == set(task.rglob("*.py"))
+    unchecked_hash = (1).to_bytes(4, "little")
+    assert {path.read_bytes()[:8] for path in compiled.values()} == {MAGIC_NUMBER + unchecked_hash}
+    traced = marshal.loads((task / "__pycache__" / f"handler.{sys.implementation.cache_tag}.pyc").read_bytes()[16:])
+    assert traced.co_filename == "/var/task/handler.py"
+
+
+def test_byte_code_does_not_depend_on_the_folder_in_which_it_is_made(tmp_path: Path) -> None:
+    made = []
+    for name in ("here", "tests/there"):
+        folder = tmp_path / name
+        shutil.copytree(ROOT / "dlqbatch", folder / "dlqbatch", ignore=shutil.ignore_patterns("__pycache__"))
+        lambda_zip.compile_all(folder, Path(sys.executable))
+        made.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.pyc")})
+    assert made[0] == made[1]
+    assert len(made[0]) == len([*(tmp_path / "here").rglob("*.py")])
+
+
 def test_the_same_sources_make_the_same_bytes(packages: Path, zipped: Path) -> None:
     """Then a deployment without a change says so, and changes nothing."""
     before = hashlib.sha256(zipped.read_bytes()).digest()
@@ -86,6 +119,13 @@ def test_a_package_above_the_limit_fails_and_names_the_folder_to_look_into(
     monkeypatch.setattr(lambda_zip, "LIMIT_MB", 1.0)
     with pytest.raises(lambda_zip.NotPackaged, match=r"above 1 MB.*dlqbatch-python3.12-x86_64"):
         lambda_zip.build(packages, *kind_of(zipped))
+
+
+def test_every_package_of_the_tool_that_deploys_is_pinned_by_its_content() -> None:
+    lock = json.loads((ROOT / "scripts" / "serverless" / "package-lock.json").read_text())
+    packages = {name: one for name, one in lock["packages"].items() if name}
+    assert "node_modules/osls" in packages
+    assert [name for name, one in packages.items() if not one["integrity"].startswith("sha512-")] == []
 
 
 def packaging(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -166,15 +206,12 @@ def test_the_command_that_deploys_works_in_any_folder(packages: Path) -> None:
     assert "--param=broker=orders-mq" in command
 
 
-def test_the_unpacked_package_is_a_whole_program(task: Path) -> None:
-    program = Program({}, (sys.executable, "-S", str(task / "handler.py")))
-    helped = program.run("--help")
-    assert helped.code == 0, helped.said
-    assert "drain" in helped.out
+def test_the_unpacked_package_holds_all_that_a_function_loads(task: Path) -> None:
     found = as_lambda(
         task,
-        "import json, boto3, handler, pika, psycopg, sqlalchemy, alembic, apscheduler\n"
+        "".join(f"import dlqbatch.{job}.job\n" for job in JOBS)
+        + "import json, boto3, handler, pika, psycopg, sqlalchemy, apscheduler\n"
         "for service in ('secretsmanager', 'sns', 's3'): boto3.client(service, region_name='eu-central-1')\n"
-        "print(json.dumps([m.__file__ for m in (boto3, handler, pika, psycopg, sqlalchemy, alembic, apscheduler)]))",
+        "print(json.dumps([m.__file__ for m in (boto3, handler, pika, psycopg, sqlalchemy, apscheduler)]))",
     )
     assert {Path(file).is_relative_to(task) for file in found} == {True}

@@ -45,7 +45,7 @@ class Consumer(threading.Thread):
 
     def end(self) -> None:
         self._stop_asked.set()
-        self.join(20)
+        self.join(HANGS_AFTER)
 
 
 class Drains(threading.Thread):
@@ -69,7 +69,7 @@ class Drains(threading.Thread):
 
     def end(self) -> None:
         self._stop_asked.set()
-        self.join(60)
+        self.join(HANGS_AFTER)
 
 
 @pytest.fixture
@@ -114,14 +114,14 @@ def test_while_drains_run_every_message_comes_back_once_for_each_failure(
             changing.kill()
             changing.communicate()
         assert new.run("topology", "apply", "--change-ttl").code == 0
-        publisher.join(60)
+        publisher.join(HANGS_AFTER)
         assert eventually(lambda: len(consumer.seen) == MESSAGES)
         assert eventually(lambda: min(consumer.seen.values()) == TRIPS + 1), consumer.seen.most_common()[-5:]
     finally:
         stop.set()
         drains.end()
         consumer.end()
-        publisher.join(20)
+        publisher.join(HANGS_AFTER)
     assert set(consumer.seen.values()) == {TRIPS + 1}, "one was doubled"
     assert team.depth(DLQ) == team.depth(RETRY_QUEUE) == 0
     names = {queue["name"]: queue["arguments"] for queue in management.queues()}

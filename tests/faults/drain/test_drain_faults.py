@@ -65,7 +65,7 @@ class Scene:
     def is_complete(self) -> bool:
         return waiting(self.peer) + arrived(self.peer) >= len(self.expected)
 
-    def start_and_reach_the_middle(self) -> subprocess.Popen[bytes]:
+    def start_and_reach_the_middle(self) -> subprocess.Popen[str]:
         """A drain of the refilled queues that has moved some of them, by chance few or many."""
         self.refill()
         before = arrived(self.peer)
@@ -135,7 +135,7 @@ def test_a_connection_closed_by_the_broker_ends_the_drain_with_a_reason_and_lose
         assert process.returncode in {DONE, PARTIAL, UNREACHABLE}, errors
         if process.returncode != DONE:
             cut += 1
-            assert b"CONNECTION_FORCED" in output + errors
+            assert "CONNECTION_FORCED" in output + errors
         if process.returncode == PARTIAL:
             report_of(output)
     assert cut > 0
@@ -164,7 +164,7 @@ def test_a_broker_that_dies_ends_the_drain_with_a_reason_and_has_every_message_w
             output, errors = process.communicate(timeout=HANGS_AFTER)
             assert time.monotonic() - started < 120  # of the 600 s that it may take
             assert process.returncode in {PARTIAL, UNREACHABLE}, errors
-            assert b"connection to the broker" in output + errors
+            assert "connection to the broker" in output + errors
             if process.returncode == PARTIAL:
                 report_of(output)
 

@@ -9,54 +9,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lifecycle_rows import connect, number
 from matrix.store_jobs import PROGRAM
-from program import HANGS_AFTER, Client, Program, client, eventually
+from program import HANGS_AFTER, Program, client, eventually
 from ready_store import make_tables
-from replay_rows import ORIGIN, fill
+from replay_rows import ORIGIN
+from replay_scene import PARTIAL, SLOWLY, Scene
 from slow_database import SlowDatabase
 from stalling_link import StallingLink
 
 from dlqbatch.replay.plan import status
-from dlqbatch.store.engine import create_engine_for
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
 
-    from sqlalchemy import Engine
 
-PARTIAL = 3
 HOURS = 3 * 3600
-SLOWLY = ("--rate", "5/s")
-
-
-class Scene:
-    def __init__(self, broker_url: str, database_url: str, team: Client) -> None:
-        self.database_url, self.team = database_url, team
-        self.engine: Engine = create_engine_for(database_url, connect_timeout=30)
-        self.program = Program({"broker_url": broker_url, "database_url": database_url})
-
-    def plan(self, size: int) -> str:
-        fill(self.engine, range(size))
-        return str(self.program.run("replay", "plan", "--all", "--json").told["hash"])
-
-    def sends(self, name: str, *pace: str, out: int, by: Program | None = None) -> subprocess.Popen[str]:
-        """An apply that has sent so many, or a few more."""
-        process = (by or self.program).start("replay", "apply", name, "--no-canary", "--json", *pace)
-        assert eventually(lambda: self.team.depth(ORIGIN) >= out or process.poll() is not None)
-        assert process.poll() is None, process.communicate()
-        return process
-
-    def abort(self, name: str, by: Program | None = None) -> tuple[Any, int]:
-        """What it says, and how many were in the queue when it had said so."""
-        done = (by or self.program).run("replay", "abort", name, "--json")
-        depth = self.team.depth(ORIGIN)
-        assert done.code == 0, done.said
-        return done.told, depth
-
-    def rows(self, status: str) -> int:
-        with self.engine.connect() as connection:
-            query = f"SELECT count(*) FROM dlq_messages WHERE status = '{status}'"
-            return int(connection.exec_driver_sql(query).scalar_one())
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
@@ -87,7 +54,7 @@ def ended(scene: Scene, process: subprocess.Popen[str], told: Any, depth: int, s
     assert (scene.rows("processing"), scene.rows("pending")) == (depth, size - depth)
 
 
-@pytest.mark.parametrize(("pace", "size", "out"), [(SLOWLY, 99, 3), ((), 6_000, 300)], ids=["5/s", "full speed"])
+@pytest.mark.parametrize(("pace", "size", "out"), [(SLOWLY, 900, 3), ((), 6_000, 300)], ids=["5/s", "full speed"])
 def test_nothing_arrives_after_an_abort_has_returned(scene: Scene, pace: tuple[str, ...], size: int, out: int) -> None:
     name = scene.plan(size)
     process = scene.sends(name, *pace, out=out)
@@ -98,10 +65,10 @@ def test_nothing_arrives_after_an_abort_has_returned(scene: Scene, pace: tuple[s
 def test_an_abort_from_another_machine_stops_it_whatever_the_clocks_say(
     served: Scene, sender: int, stopper: int
 ) -> None:
-    name = served.plan(99)
+    name = served.plan(900)
     by = [Program(served.program.settings, ("env", f"STRANGE_CLOCK={ahead}", *PROGRAM)) for ahead in (sender, stopper)]
     process = served.sends(name, *SLOWLY, out=2, by=by[0])
-    ended(served, process, *served.abort(name, by=by[1]), 99)
+    ended(served, process, *served.abort(name, by=by[1]), 900)
 
 
 @pytest.mark.parametrize("pace", [SLOWLY, ()], ids=["5/s", "full speed"])
@@ -119,7 +86,7 @@ def test_a_run_that_cannot_reach_the_database_stops_and_the_abort_says_what_is_n
     # Its third confirm is noted, and then it hears no more of the database, which is there for everybody else.
     script = [b"UPDATE dlq_attempts SET sent_at"] * 3
     with StallingLink(served.database_url, *script, is_heard=True) as link:
-        by = served.program.but(database_url=link.url, max_seconds="3", settle_seconds="2", connect_timeout_seconds="2")
+        by = served.program.but(database_url=link.url, max_seconds="3", settle_seconds="2", connect_timeout_seconds="4")
         process = by.start("replay", "apply", name, "--no-canary", "--json", *SLOWLY)
         assert link.asked.wait(HANGS_AFTER)
         done = served.program.run("replay", "abort", name, "--json")
@@ -135,16 +102,20 @@ def test_a_run_that_cannot_reach_the_database_stops_and_the_abort_says_what_is_n
 
 
 def test_what_an_abort_prints_is_what_happened(scene: Scene) -> None:
-    name = scene.plan(40)
-    process = scene.sends(name, *SLOWLY, out=2)
+    name = scene.plan(400)
+    # The oldest and the largest go first: messages 1, 3, 2, and then the rest in order.
+    process = scene.sends(name, *SLOWLY, out=3)
     said = scene.program.run("replay", "abort", name)
     depth = scene.team.depth(ORIGIN)
     process.communicate(timeout=HANGS_AFTER)
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
     assert said.code == 0
     assert f"sent {depth}" in lines
-    assert f"messages 1-{depth}" in lines
-    assert f"not sent {40 - depth} as they were before the plan" in lines
+    # Which of them went first is the plan's choice.
+    (listed,) = (line.removeprefix("messages ") for line in lines if line.startswith("messages "))
+    spans = [part.split("-") for part in listed.split(", ")]
+    assert sum(int(span[-1]) - int(span[0]) + 1 for span in spans) == depth
+    assert f"not sent {400 - depth} as they were before the plan" in lines
     assert "held" not in said.out
 
 
@@ -176,7 +147,7 @@ def test_a_signal_acts_before_the_next_publish(served: Scene, job: str, kind: si
 def test_a_plan_that_was_aborted_while_a_canary_is_waited_for_ends_its_apply(scene: Scene) -> None:
     name = scene.plan(30)
     process = scene.program.start("replay", "apply", name, "--wait", "3600", "--json")
-    assert eventually(lambda: status(scene.engine, name).sent == 1)
-    assert scene.abort(name)[0]["sent"] == 1
+    assert eventually(lambda: status(scene.engine, name).sent == 4)
+    assert scene.abort(name)[0]["sent"] == 4
     out, err = process.communicate(timeout=HANGS_AFTER)
     assert (process.returncode, '"aborted"' in out) == (PARTIAL, True), out + err

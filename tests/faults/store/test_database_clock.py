@@ -41,7 +41,7 @@ class Scene:
         with StallingLink(self.database_url, b"INSERT INTO dlq_attempts", b"COMMIT", is_heard=True) as link:
             process = self.worker(ahead, database_url=link.url).start("lifecycle", "--json")
             assert link.asked.wait(HANGS_AFTER)
-            self.peer.wait_for(lambda: number(self.store, OPEN) == FEW, "the commit to be done", 60)
+            self.peer.wait_for(lambda: number(self.store, OPEN) == FEW, "the commit to be done")
             process.kill()
             process.communicate(timeout=HANGS_AFTER)
 

@@ -26,8 +26,8 @@ def test_a_person_is_told_when_nobody_knows_whether_the_change_was_made(
     with CuttingLink(database_url) as counting:
         done = program.but(database_url=counting.url).run(*command, str(other))
         assert done.code == 0, done.said
-    # Its last commit is the change.
-    with CuttingLink(database_url, counting.commits, is_heard=is_heard) as link:
+    # Its last commit but one is the change; the last one marks the action as ended.
+    with CuttingLink(database_url, counting.commits - 1, is_heard=is_heard) as link:
         done = program.but(database_url=link.url).run(*command, str(row_id))
         assert link.has_cut.is_set(), done.said
     assert done.code == UNREACHABLE, done.said
@@ -37,6 +37,22 @@ def test_a_person_is_told_when_nobody_knows_whether_the_change_was_made(
         assert store.execute("SELECT status FROM dlq_messages WHERE id = %s", (row_id,)).fetchall() == [(status,)]
         journal = f"SELECT count(*) FROM dlq_transitions WHERE message_id = {row_id} AND to_status = 'archived'"
         assert number(store, journal) == int(is_heard)
+
+
+def test_a_person_whose_change_is_cut_is_told_which_action_holds_what_was_done(database_url: str) -> None:
+    other, row_id = add(store_at(database_url), row(status="manual"), row(status="manual"))
+    program = Program({"database_url": database_url, "log_level": "error"})
+    command = ("messages", "discard", "--reason", "a test", "--yes")
+    with CuttingLink(database_url) as counting:
+        assert program.but(database_url=counting.url).run(*command, str(other)).code == 0
+    with CuttingLink(database_url, counting.commits) as link:
+        done = program.but(database_url=link.url).run(*command, str(row_id))
+        assert link.has_cut.is_set(), done.said
+    assert done.code == UNREACHABLE, done.said
+    assert "A-2 holds what was changed before" in done.err
+    assert "No message was moved" not in done.err
+    shown = program.run("actions", "show", "A-2", "--json").told
+    assert [(each["id"], each["state"]) for each in shown["messages"]] == [(row_id, "done")]
 
 
 def test_two_workers_do_not_disturb_each_other_where_transactions_are_serializable_by_default(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -207,12 +208,12 @@ def test_a_round_whose_probe_found_a_message_ends_at_once(
     """The queue was empty when it was looked at, and is not when it is asked for a message: one less by consuming."""
     monkeypatch.setattr(Consume, "probes_after", -1.0)
     monkeypatch.setattr(Consume, "probes_at", depth)
-    monkeypatch.setattr(Consume, "gives_up_after", 20.0)
+    monkeypatch.setattr(Consume, "gives_up_after", 2 * HANGS_AFTER)
     side = Side(broker_url)
     side.queue(SOURCE, "quorum")
     side.queue(SINK)
     side.fill(SOURCE, numbered(depth))
-    tally = run(broker_url, "quorum", limit, seconds=10.0)
+    tally = run(broker_url, "quorum", limit)
     assert (tally.got, tally.stopped_by, tally.results) == (limit, None, {("moved", None): limit})
     left = side.empty(SOURCE)
     assert [message.body for message in left] == numbered(depth)[limit:]
@@ -227,12 +228,12 @@ def test_a_broker_that_pauses_is_not_asked_for_a_message_out_of_turn(
 ) -> None:
     """Asked for one while 500 are on their way, it would answer with the one behind them all."""
     monkeypatch.setattr(Consume, "probes_after", -1.0)
-    monkeypatch.setattr(Consume, "gives_up_after", 20.0)
+    monkeypatch.setattr(Consume, "gives_up_after", 2 * HANGS_AFTER)
     side = Side(broker_url)
     side.queue(SOURCE, "quorum")
     side.queue(SINK)
     side.fill(SOURCE, numbered(count))
-    run(broker_url, "quorum", count, seconds=10.0)
+    run(broker_url, "quorum", count)
     assert [message.body for message in side.empty(SINK)] == numbered(count)
     side.close()
 
@@ -261,20 +262,24 @@ def test_a_queue_deleted_during_the_run_ends_it(side: Side, broker_url: str, kin
 
 
 @pytest.mark.parametrize("why", ["signal", "time", "bytes"])
-def test_a_run_that_is_stopped_settles_what_it_took(side: Side, broker_url: str, kind: str, why: str) -> None:
+def test_a_run_that_is_stopped_settles_what_it_took(
+    side: Side, broker_url: str, monkeypatch: pytest.MonkeyPatch, kind: str, why: str
+) -> None:
     side.fill(SOURCE, [body * 100 for body in numbered(3000)])
-    taken = 0
+    taken, gone_by = 0, 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + gone_by)
+    monkeypatch.setattr("dlqbatch.broker.transfer.time", clock)
 
     def handle(delivery: Delivery) -> Instruction:
-        nonlocal taken
+        nonlocal taken, gone_by
         taken += 1
         if why == "time" and taken == 1000:
-            time.sleep(4)  # so that the time is over in the middle
+            gone_by = HANGS_AFTER  # the time is over in the middle, however fast the machine is
         return move(delivery)
 
     bounds: dict[str, dict[str, object]] = {
         "signal": {"stopped": lambda: taken >= 1000},
-        "time": {"seconds": 4.0},
+        "time": {"seconds": HANGS_AFTER, "give_up_after": 2 * HANGS_AFTER},
         "bytes": {"max_bytes": 600 * 1000},
     }
     tally = run(broker_url, kind, 3000, handle, **bounds[why])

@@ -29,7 +29,7 @@ MIB = 1024 * 1024
 STUCK = "stuck"
 SOURCES = ("source-1", "source-2", "source-3", "source-4")
 BEYOND = [b"beyond 1", b"beyond 2", b"beyond 3"]
-"""More than may be taken: it is never delivered."""
+"""More than may be taken: not delivered, but for the get that a quorum queue may need before its channel closes."""
 _SUSPEND = (
     f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{STUCK}">>)), '
     "sys:suspend(amqqueue:get_pid(Q))."
@@ -68,7 +68,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def node() -> Iterator[RabbitNode]:
     """Its queue `stuck` takes messages, and never says so."""
-    with services.work_folder() as folder, RabbitNode(folder / "rabbitmq").start() as node:
+    with services.work_folder(volatile=True) as folder, RabbitNode(folder / "rabbitmq").start() as node:
         side = Side(node.url)
         side.queue(STUCK)
         side.close()
@@ -118,7 +118,9 @@ def test_all_the_others_move(node: RabbitNode, side: Side, kind: str, case: Case
         side.wait(partial(_holds, side, name, len(stayed) + len(BEYOND)))
         left = side.empty(name)
         assert sorted(message.body[:8].rstrip(b".") for message in left) == sorted([*stayed, *BEYOND])
-        assert [message.body for message in left if not message.redelivered] == BEYOND
+        untouched = [message.body for message in left if not message.redelivered]
+        # Where the others were confirmed so late that their last round was over, that get brings the next message.
+        assert untouched == BEYOND or (kind == "quorum" and untouched == BEYOND[1:])
 
 
 @pytest.mark.parametrize("places", [(0, 256), (0, 256, 512, 768)], ids=["two", "four"])

@@ -27,6 +27,7 @@ from dlqbatch.broker.access import Access, connect
 from dlqbatch.broker.management import Api
 from dlqbatch.doctor.job import diagnose
 from dlqbatch.errors import BrokerUnreachable, DatabaseUnreadable, SettingsError
+from dlqbatch.monitor.alert_rules import Notice, Severity
 from dlqbatch.monitor.queue_depths import Depth
 from dlqbatch.monitor.receivers import Webhook
 from dlqbatch.settings import Settings, load
@@ -39,6 +40,8 @@ from scripts.servers.postgres import PostgresCluster
 from scripts.servers.rabbitmq import RabbitNode
 from scripts.servers.server import free_ports
 
+NOTICE = Notice(1, "Backlog", "", Severity.WARNING, "many", 7, None, datetime(2030, 6, 1, tzinfo=UTC))
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def tls_broker() -> Iterator[tuple[int, Authority]]:
     """The port of a broker that speaks TLS as 'localhost' and asks for a client certificate it can check."""
-    with services.work_folder() as folder:
+    with services.work_folder(volatile=True) as folder:
         authority = Authority(folder, "authority")
         certificate, key = authority.issue("broker", LOCALHOST)
         (port,) = free_ports(1)
@@ -107,7 +110,9 @@ def access(port: int, authority: Path | None, client: tuple[Path, Path] | None, 
 
 def test_connects_to_a_broker_whose_certificate_is_good(tls_broker: tuple[int, Authority]) -> None:
     port, authority = tls_broker
-    connection = connect(access(port, authority.file, authority.issue("client", LOCALHOST)))
+    connection = connect(
+        replace(access(port, authority.file, authority.issue("client", LOCALHOST)), connect_timeout=30.0)
+    )
     with connection.scratch() as scratch:
         scratch.call("queue_declare", queue="over-tls", durable=True)
         assert scratch.call("queue_declare", queue="over-tls", passive=True).message_count == 0
@@ -201,7 +206,7 @@ def test_every_job_shows_its_client_certificate_to_the_broker_and_to_the_managem
         def doctor(found: Settings) -> set[str]:
             return {one.code for one in diagnose(found).findings}
 
-        right = settings(trusted.issue("client", LOCALHOST))
+        right = settings(trusted.issue("client", LOCALHOST)).model_copy(update={"connect_timeout_seconds": 30.0})
         apply_topology(right)
         for job in ("drain", "ingest", "check", "lifecycle"):
             assert jobs.run(job, right, jobs.RunOptions()).outcome == "ok", job
@@ -276,7 +281,7 @@ def test_a_webhook_whose_certificate_is_wrong_is_not_told(
     # Its authority is one of the system's, or of the file that this variable of OpenSSL's names.
     monkeypatch.setenv("SSL_CERT_FILE", str(authorities[0].file))
     with hook(OK) as other, TlsLink(other.port, shown(authorities, what)) as link:
-        answer = Webhook(f"https://localhost:{link.port}/T0KEN", total=3.0).send([])
+        answer = Webhook(f"https://localhost:{link.port}/T0KEN", total=3.0).send([NOTICE])
         if what == "good":
             assert (answer, len(other.requests)) == (None, 1)
         else:
@@ -289,7 +294,7 @@ def test_a_webhook_whose_certificate_is_wrong_is_not_told(
 
 @pytest.fixture(scope="module")
 def tls_cluster(authorities: tuple[Authority, Authority]) -> Iterator[PostgresCluster]:
-    with services.work_folder() as folder, PostgresCluster(folder / "postgres").start() as cluster:
+    with services.work_folder(volatile=True) as folder, PostgresCluster(folder / "postgres").start() as cluster:
         yield cluster
 
 
@@ -326,7 +331,7 @@ def test_a_database_whose_certificate_is_wrong_gets_no_password(
     present(tls_cluster, shown(authorities, what))
     query = f"sslmode=verify-full&sslrootcert={authorities[0].file}"
     url = f"postgresql+psycopg://postgres:secret-word@localhost:{tls_cluster.port}/postgres?{query}"
-    engine = create_engine_for(url, connect_timeout=10)
+    engine = create_engine_for(url, connect_timeout=30)
     now = datetime.now(UTC)
     run = RunRecord("drain", now, now, "ok", "empty", (), {})
     if what == "good":

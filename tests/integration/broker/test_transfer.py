@@ -9,7 +9,8 @@ from socket import SHUT_RDWR
 from typing import TYPE_CHECKING
 
 import pytest
-from broker_client import SINK, Side, body_of, connected, keep, move, publish, transfer
+from broker_client import PERSISTENT, SINK, Side, body_of, connected, keep, move, publish, transfer
+from program import HANGS_AFTER
 
 from dlqbatch.amqp.delivery import AwaitOrigin, Gather, Offer, Route
 from dlqbatch.amqp.retry_headers import Origin
@@ -97,6 +98,7 @@ def test_a_signal_ends_the_wait_even_when_everything_was_taken(side: Side, broke
             connection,
             take(kind, 10),
             move,
+            seconds=60,
             give_up_after=0.5,
             stopped=lambda: time.monotonic() > started + 0.5,
         )
@@ -162,7 +164,7 @@ def test_an_end_is_seen_although_the_next_confirms_are_always_there_already(
 @pytest.mark.parametrize("may", [0, 30])
 def test_a_stop_acts_before_the_next_publish_in_the_middle_of_a_burst(side: Side, broker_url: str, may: int) -> None:
     with connected(broker_url) as connection:
-        bounds = Bounds(time.monotonic() + 60, 20, 1 << 40, lambda: False)
+        bounds = Bounds(time.monotonic() + HANGS_AFTER, 20, 1 << 40, lambda: False)
         source = _Store(100, may)
         engine = Transfer(
             connection, Origins(connection), lambda each: publish(each, Route("", SINK)), bounds, source=source
@@ -199,10 +201,13 @@ def test_what_another_channel_put_back_is_taken_although_it_was_not_counted(
 
 def test_what_only_arrives_now_is_left_to_the_next_run(side: Side, broker_url: str, kind: str) -> None:
     side.fill(SOURCE, numbered(10))
+    side.channel.confirm_delivery()
     later: list[bytes] = numbered(100)[10:]
 
     def fill_and_move(delivery: Delivery) -> Instruction:
-        side.fill(SOURCE, later)
+        # Confirmed is in the queue; how many are ready changes meanwhile, as more of the ten are taken.
+        for body in later:
+            side.channel.basic_publish("", SOURCE, body, PERSISTENT)
         later.clear()
         return move(delivery)
 

@@ -204,7 +204,7 @@ def test_a_stop_finishes_the_handler_at_work_and_leaves_the_others(
     assert begun.wait(HANGS_AFTER)
     consumer.stop()
     go_on.set()
-    thread.join(20)
+    thread.join(HANGS_AFTER)
     assert not thread.is_alive()
     assert done == [b"0"]
     assert sorted(message.body for message in side.empty(QUEUE)) == [b"1", b"2"]
@@ -314,7 +314,7 @@ def test_sigterm_twice_within_a_moment_is_one_and_later_it_is_meant(
         "    passed.wait()\n"
         "consumer.run()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], env=environment(), timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), timeout=HANGS_AFTER, check=False)
     assert done.returncode == code
     left = 0 if code == 0 else 1
     assert eventually(lambda: side.depth(QUEUE) == left)
@@ -464,7 +464,7 @@ def test_a_handler_that_outlives_its_connections_is_called_once_more_or_not_at_a
             cuts.cut()
         if is_stopped:
             consumer.stop()
-            assert eventually(cuts.handed[-1].cancelled, 5)
+            assert eventually(cuts.handed[-1].cancelled)
         go_on.set()
         assert is_stopped or eventually(lambda: len(calls) == 2)
     assert len(calls) == (1 if is_stopped else 2)

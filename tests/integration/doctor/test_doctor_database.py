@@ -42,7 +42,7 @@ def current_url(url: str) -> str:
 
 
 def look(url: str, *, is_default: bool = False, clock: Callable[[], datetime] = now) -> DatabaseFacts:
-    return survey(url, is_default=is_default, connect_timeout=2, clock=clock)
+    return survey(url, is_default=is_default, connect_timeout=30, clock=clock)
 
 
 def found(url: str) -> dict[Code, Finding]:
@@ -50,7 +50,7 @@ def found(url: str) -> dict[Code, Finding]:
 
 
 def execute(url: str, *statements: str) -> None:
-    with writing(create_engine_for(url, connect_timeout=5, create=True)) as connection:
+    with writing(create_engine_for(url, connect_timeout=30, create=True)) as connection:
         for statement in statements:
             connection.execute(text(statement))
 
@@ -78,12 +78,12 @@ def test_a_database_that_cannot_be_reached(database_url: str, tmp_path: Path) ->
 
 
 def test_retention_that_is_behind(current_url: str) -> None:
-    add(create_engine_for(current_url, connect_timeout=5), *(row() for _ in range(3)), at=NOW)
+    add(create_engine_for(current_url, connect_timeout=30), *(row() for _ in range(3)), at=NOW)
     execute(current_url, "UPDATE dlq_messages SET status = 'resolved'")
     keep = Keep(timedelta(days=30), timedelta(days=90), timedelta(days=365))
     for days, said in ((29, []), (31, ["retention is 3 messages behind (3 resolved)"])):
         before = keep.before(NOW + timedelta(days=days))
-        facts = survey(current_url, is_default=False, connect_timeout=2, clock=now, overdue_before=before)
+        facts = survey(current_url, is_default=False, connect_timeout=30, clock=now, overdue_before=before)
         behind = [one.what.partition(":")[0] for one in examine(facts) if one.code is Code.RETENTION_BEHIND]
         assert behind == said
 
@@ -152,7 +152,7 @@ def test_a_clock_that_is_off(database_url: str, minutes: int) -> None:
 
 def test_nothing_is_written(current_url: str) -> None:
     def rows() -> list[object]:
-        with writing(create_engine_for(current_url, connect_timeout=5)) as connection:
+        with writing(create_engine_for(current_url, connect_timeout=30)) as connection:
             names = ("dlq_runs", "dlq_messages", "dlq_event_config", "dlqbatch_version")
             return [connection.execute(text(f"SELECT * FROM {name}")).all() for name in names]
 

@@ -12,7 +12,7 @@ from diagnosis import Patient
 from program import eventually
 
 from dlqbatch.broker.consume import CONSUMERS
-from dlqbatch.doctor.findings import Code
+from dlqbatch.doctor.findings import Code, Finding
 from dlqbatch.doctor.job import diagnose
 from dlqbatch.settings import load
 from dlqbatch.topology.declare import apply_topology
@@ -170,11 +170,31 @@ def test_ways_back_to_queues_that_are_gone(patient: Patient, side: Side, ladder:
 def test_tiers_that_were_taken_away(patient: Patient, side: Side, ladder: None) -> None:
     for queue in ("retry-queue-4", "queue.delay.5", "other-queue-4", "retry-queue-6"):
         side.queue(queue)
+    side.queue("queue.delay.4", dead_letter_exchange="", dead_letter_routing_key="retry-queue-4")
     for queue in ("retry-queue-4", "queue.delay.5", "other-queue-4"):
         side.fill(queue, [b"forgotten"])
     assert eventually(lambda: patient.found(Code.TIER_LEFT_BEHIND).keys() == {"retry-queue-4", "queue.delay.5"}), (
         patient.found(Code.TIER_LEFT_BEHIND)
     )
+    # An ingest would take retries for dead letters.
+    assert not patient.found(Code.DEAD_LETTERS_PILE_UP)
+
+
+def test_delays_that_were_taken_away(patient: Patient, side: Side, ladder: None) -> None:
+    out = {"dead_letter_exchange": "retry-exchange-1", "dead_letter_routing_key": "retry.#.1"}
+    for queue in ("queue.delay.3600s", "queue.delay.1500ms", "other.3600s"):
+        side.queue(queue, message_ttl=3_600_000, **out)
+    side.queue("queue.delay.60s", message_ttl=60_000, dead_letter_exchange="amq.topic")
+    side.fill("queue.delay.3600s", [b"it comes back"])
+
+    def found() -> dict[str, Finding]:
+        return patient.found(Code.DELAY_LEFT_BEHIND)
+
+    assert found().keys() == {"queue.delay.3600s", "queue.delay.1500ms"}
+    assert eventually(lambda: "holds 1 message(s)" in found()["queue.delay.3600s"].what)
+    assert "delete_queue" in found()["queue.delay.3600s"].fix
+    assert not patient.found(Code.TIER_LEFT_BEHIND)
+    assert not patient.found(Code.ORIGIN_ONLY_DELAYS)
 
 
 def test_quorum_queues_that_nobody_can_get_from(patient: Patient, side: Side) -> None:

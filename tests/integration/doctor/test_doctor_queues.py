@@ -87,6 +87,18 @@ def test_every_topology_of_ours_is_sound(patient: Patient, tmp_path: Path, broke
     assert [(one.code, one.where) for one in found.findings if one.code not in quiet] == expected
 
 
+def test_dead_letters_that_lead_to_a_stream_are_lost_on_an_old_broker(
+    patient: Patient, side: Side, broker_release: str
+) -> None:
+    side.queue("dead.letters", "stream")
+    side.queue("by-name", dead_letter_exchange="", dead_letter_routing_key="dead.letters")
+    side.queue("by-binding", dead_letter_exchange="amq.fanout")
+    side.channel.queue_bind("dead.letters", "amq.fanout", "")
+    side.queue("elsewhere", dead_letter_exchange="", dead_letter_routing_key="by-name")
+    lost = {"by-name", "by-binding"} if broker_release != "4.3" else set()
+    assert patient.found(Code.DEAD_LETTERS_LOST_IN_STREAM).keys() == lost
+
+
 def test_a_dead_letter_exchange_that_is_missing(patient: Patient, side: Side, management: Management) -> None:
     side.channel.exchange_declare("dlx", "topic", durable=True)
     side.queue("parked")
@@ -212,8 +224,8 @@ def test_dead_letters_that_expire_and_queues_that_do(patient: Patient, side: Sid
     side.queue("lasting")
     side.queue("by-policy")
     side.queue("by-operator")
-    side.queue("vanishing", expires=600_000)
-    side.queue("cache", expires=600_000)
+    side.queue("vanishing", expires=86_400_000)
+    side.queue("cache", expires=86_400_000)
     policy(management, "^by-policy$", message_ttl=600_000)
     policy(management, "^by-operator$", "operator-policies", message_ttl=600_000)
     assert patient.found(Code.DEAD_LETTERS_EXPIRE).keys() == {"short", "by-policy", "by-operator"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pika
 import pytest
-from program import eventually
+from program import HANGS_AFTER, eventually
 from sqlalchemy import select, update
 
 from dlqbatch import jobs as all_jobs
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 NAME, DELAYED, DEAD = "default", "default.DQ", "default.XQ"
 ID = "2f0b7c1e-dramatiq"
-LONGEST = 60.0
 _DEAD_FOR = 604_800_000
 
 
@@ -73,7 +72,7 @@ class Dramatiq:
 
     def stop(self) -> None:
         self._is_over.set()
-        self._thread.join(20)
+        self._thread.join(HANGS_AFTER)
         self._connection.close()
 
     def _work(self, _: Any, method: Any, __: Any, body: bytes) -> None:
@@ -167,7 +166,7 @@ def dramatiq(broker_url: str) -> Iterator[Dramatiq]:
 def until(reached: Any, jobs: Jobs) -> None:
     began = time.monotonic()
     while not reached():
-        assert time.monotonic() - began < LONGEST, (jobs.journal(), jobs.outcomes(), jobs.missing())
+        assert time.monotonic() - began < HANGS_AFTER, (jobs.journal(), jobs.outcomes(), jobs.missing())
         time.sleep(0.5)
         jobs.round()
 

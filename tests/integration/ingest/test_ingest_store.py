@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from arrivals import arrival
 from dead_rows import NOW, begin_attempts, store_at
 from program import HANGS_AFTER, eventually
 from query_plans import statements_of, walk
@@ -26,6 +26,7 @@ from dlqbatch.lifecycle import attempts
 from dlqbatch.lifecycle.leases import claim
 from dlqbatch.lifecycle.max_attempts import MAX_ATTEMPTS
 from dlqbatch.messages.actions import MessageActions
+from dlqbatch.replay.freeze import Selection, freeze
 from dlqbatch.store.engine import create_engine_for, reading, writing
 from dlqbatch.store.journal import RowMove, move_many
 from dlqbatch.store.states import Status, Strategy
@@ -41,35 +42,6 @@ RECORDED, DUPLICATE, FAILED = ("recorded", None), ("duplicate", None), ("recorde
 @pytest.fixture(params=["postgresql", "sqlite"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     return store_at(str(request.getfixturevalue({"postgresql": "database_url", "sqlite": "sqlite_url"}[request.param])))
-
-
-def arrival(identity: str = "", attempt: int | None = None, body: bytes = b"body", **changes: Any) -> Examined:
-    return replace(
-        Examined(
-            source_queue="dlq-queue",
-            exchange="dlq-exchange",
-            routing_key="dlq-routing-key",
-            redelivered=False,
-            properties=b"\0\0",
-            body=body,
-            id=identity,
-            parent=None,
-            attempt=attempt,
-            digest=hashlib.sha256(body).digest(),
-            full_digest=hashlib.sha256(b"full" + body).digest(),
-            message_id=b"m-1",
-            app_id=b"shop",
-            priority=3,
-            origin=Origin("orders", "shop", "orders.created"),
-            reason="retries-exhausted",
-            failure=Failure("ValueError", "no stock", None),
-            fingerprint="f" * 16,
-            retries=3,
-            first_failed_at=NOW - timedelta(hours=2),
-            last_failed_at=NOW - timedelta(hours=1),
-        ),
-        **changes,
-    )
 
 
 def store(engine: Engine, *batch: Examined, now: Any = NOW) -> list[tuple[str, str | None]]:
@@ -133,6 +105,28 @@ def test_a_new_id_is_a_new_pending_row_with_everything_it_brought(engine: Engine
     assert (found.created_at, found.status_since, found.next_retry_at) == (NOW, NOW, NOW + timedelta(minutes=1))
     assert (found.system_state, found.possible_duplicate, found.lock_token) == ({"cpu": 0.5}, False, None)
     assert journal(engine, found.id) == [(None, "pending", "ingest", "its id is new")]
+
+
+def test_a_failure_that_asks_to_wait_is_not_due_before(engine: Engine) -> None:
+    assert store(engine, replace(arrival("a"), asked=600), replace(arrival("b"), asked=5)) == [RECORDED] * 2
+    assert row(engine, "a").next_retry_at == NOW + timedelta(minutes=10)
+    assert row(engine, "b").next_retry_at == NOW + timedelta(minutes=1)
+    send(engine)
+    # Each failed attempt may ask anew; a second failure alone would wait for 5 minutes.
+    assert store(engine, replace(arrival("a", 1), asked=1200), arrival("b", 1), now=LATER) == [FAILED] * 2
+    assert row(engine, "a").next_retry_at == LATER + timedelta(minutes=20)
+    assert row(engine, "b").next_retry_at == LATER + timedelta(minutes=5)
+
+
+def test_rows_of_one_batch_are_in_the_order_of_arrival_whatever_their_ids(engine: Engine) -> None:
+    """A replay in order goes by it, and an id says nothing of when its message failed."""
+    ids = [*"dacfeb"]
+    store(engine, *(arrival(each, 4 if each in "ad" else None) for each in ids))
+    frozen = freeze(engine, Selection(everything=True, in_order="$.account"), actor="ann", reason="r", now=LATER)
+    planned = select(MESSAGES.c.identity).join(PLAN_ITEMS, PLAN_ITEMS.c.message_id == MESSAGES.c.id)
+    with reading(engine) as connection:
+        found = connection.scalars(planned.where(PLAN_ITEMS.c.plan_id == frozen.plan_id).order_by(PLAN_ITEMS.c.place))
+        assert list(found) == ids
 
 
 def test_an_attempt_of_a_deleted_row_is_a_new_row_in_manual(engine: Engine) -> None:
@@ -670,7 +664,7 @@ def test_two_ingests_at_once_fail_one_attempt(engine: Engine) -> None:
 
     def take(number: int) -> list[tuple[str, str | None]]:
         ingestion = Ingestion(engine)
-        ready.wait(30)
+        ready.wait(HANGS_AFTER)
         return ingestion.store([anew(number)], AFTER)
 
     with ThreadPoolExecutor(2) as pool:

@@ -99,9 +99,9 @@ def filled(engine: Engine) -> Engine:
 
 
 def contents(engine: Engine) -> list[list[tuple[Any, ...]]]:
-    """All that was stored, but for numbers that a database gives."""
+    """All that was stored, but for numbers that a database gives, and the time that holds the place in its batch."""
     named = MESSAGES.c.identity
-    made_here = {"id", "identity", "lock_token"}
+    made_here = {"id", "identity", "lock_token", "created_at"}
     messages = select(*(each for each in MESSAGES.c if each.name not in made_here))
     of_attempts = (ATTEMPTS.c.number, ATTEMPTS.c.outcome, ATTEMPTS.c.sent_at, ATTEMPTS.c.closed_at)
     steps = (TRANSITIONS.c.from_status, TRANSITIONS.c.to_status, TRANSITIONS.c.reason)

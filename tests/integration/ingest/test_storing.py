@@ -49,7 +49,7 @@ class Store:
         """What else happens while the server is at the first batch."""
         self.during_the_last: Callable[[], object] = lambda: None
         """What else happens while the server is at the last batch."""
-        self._engine = create_engine_for(database_url, connect_timeout=10, statement_timeout=patience)
+        self._engine = create_engine_for(database_url, connect_timeout=30, statement_timeout=patience)
         with writing(self._engine) as connection:
             connection.execute(text("CREATE TABLE kept (body text)"))
 

@@ -15,8 +15,9 @@ from program import HANGS_AFTER
 from query_plans import statements_of, walk
 from sqlalchemy import func, select, text
 
-from dlqbatch.lifecycle import attempts
-from dlqbatch.lifecycle.leases import claim, give_back, promote, take_over
+from dlqbatch.lifecycle import attempts, leases
+from dlqbatch.lifecycle.leases import claim, give_back, take_over
+from dlqbatch.lifecycle.outcome_rows import SentAttempts
 from dlqbatch.lifecycle.strategy import Back
 from dlqbatch.messages.queries import WAITING, Detail, content, find, get, groups
 from dlqbatch.store import journal as states
@@ -92,10 +93,49 @@ def test_what_is_not_due_or_not_for_the_lifecycle_is_left(engine: Engine) -> Non
     assert len(claim(engine, "w", NOW + MINUTE)) == 1
 
 
-def test_a_promotion_is_bounded_and_begins_with_the_longest_waiting(engine: Engine) -> None:
-    ids = [add(engine, row(next_retry_at=NOW - age * MINUTE))[0] for age in range(5)]
-    assert [promote(engine, NOW, 3), promote(engine, NOW, 3), promote(engine, NOW, 3)] == [3, 2, 0]
-    assert {row.row_id for row in claim(engine, "w", NOW)} == set(ids)
+def test_a_claim_writes_each_row_once(engine: Engine) -> None:
+    due(engine, 3)
+    with statements_of(engine) as seen:
+        assert len(claim(engine, "w", NOW)) == 3
+    assert sum(statement.startswith("UPDATE dlq_messages") for statement, _ in seen) == 1
+
+
+def test_what_others_hold_at_this_moment_keeps_nobody_from_what_is_due_behind_it(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = store_at(database_url)
+    monkeypatch.setattr("dlqbatch.lifecycle.leases._LOOKED_AT", 4)
+    held = due(engine, 4, priority=9)
+    free = due(engine, 2)
+    with writing(engine) as other:
+        other.execute(select(MESSAGES.c.id).where(MESSAGES.c.id.in_(held)).with_for_update())
+        assert set(claimed(engine)) == set(free)
+        assert claimed(engine) == {}
+    assert set(claimed(engine)) == set(held)
+
+
+def test_what_a_plan_reserves_between_look_and_lock_is_not_claimed(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = store_at(database_url)
+    reserved, free = due(engine, 2)
+    look = leases._next
+
+    def then_reserve(*arguments: Any) -> Any:
+        found = look(*arguments)
+        with writing(engine) as plan:
+            plan.execute(MESSAGES.update().where(MESSAGES.c.id == reserved).values(plan_id=1))
+        return found
+
+    monkeypatch.setattr(leases, "_next", then_reserve)
+    assert set(claimed(engine)) == {free}
+
+
+def test_a_row_that_an_older_program_has_marked_goes_in_its_turn(engine: Engine) -> None:
+    (low,) = due(engine, priority=1)
+    (marked,) = due(engine, priority=5, is_due=True)
+    (high,) = due(engine, priority=9)
+    assert [row.row_id for row in claim(engine, "w", NOW)] == [high, marked, low]
 
 
 def test_workers_at_once_claim_every_due_row_exactly_once(engine: Engine) -> None:
@@ -132,8 +172,7 @@ def test_an_attempt_is_there_unsent_before_its_publish_and_marked_after(engine: 
     attempts.mark_sent(engine, {row_id: 1}, NOW + 2 * MINUTE)
     after = look_at(engine, row_id)
     assert [one.sent_at for one in after.attempts] == [NOW + 2 * MINUTE]
-    assert after.record.status is Status.PROCESSING
-    assert after.record.lease_until is None
+    assert after.record == before.record
     assert after.transitions == before.transitions
 
 
@@ -154,6 +193,7 @@ def test_what_an_attempt_was_sent_by_is_known_before_it_can_come_back(engine: En
     begin_attempts(engine, claimed(engine), strategy, "w", NOW)
     assert (look_at(engine, row_id).record.strategy or Strategy.IMMEDIATE) is strategy
     attempts.mark_sent(engine, {row_id: 1}, NOW)
+    assert SentAttempts(engine).resolve({row_id: (1, "it did not come back")}, NOW) == {row_id}
     assert look_at(engine, row_id).record.strategy is strategy
 
 
@@ -321,6 +361,7 @@ def test_a_hostile_text_is_a_text(engine: Engine) -> None:
 
 def test_a_search_looks_at_so_many_rows_and_goes_on_from_there(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlqbatch.messages.queries.LOOKED_THROUGH", 10)
+    monkeypatch.setattr("dlqbatch.messages.queries.COUNTED", 10)
     (oldest,) = add(engine, row(error_message="needle"), at=NOW - MINUTE)
     due(engine, 10)
     with reading(engine) as connection:

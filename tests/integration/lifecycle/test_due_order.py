@@ -76,9 +76,9 @@ def store(engine: Engine, messages: list[Message]) -> dict[int, Message]:
 
 
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(messages=st.lists(MESSAGES, max_size=12), marked_at_once=st.sampled_from([2, 1_000]), limit=st.integers(1, 5))
+@given(messages=st.lists(MESSAGES, max_size=12), looked_at=st.sampled_from([2, 1_000]), limit=st.integers(1, 5))
 def test_all_that_is_due_and_free_goes_next_whatever_a_plan_has_reserved(
-    engine: Engine, messages: list[Message], marked_at_once: int, limit: int
+    engine: Engine, messages: list[Message], looked_at: int, limit: int
 ) -> None:
     stored = store(engine, messages)
     free = [row_id for row_id, message in stored.items() if message.is_due]
@@ -88,18 +88,18 @@ def test_all_that_is_due_and_free_goes_next_whatever_a_plan_has_reserved(
     in_order = sorted(free, key=lambda row_id: (-stored[row_id].priority, -stored[row_id].age, row_id))
     assert [each.row_id for each in due(engine, 1_000, NOW)] == in_order
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leases, "_PROMOTED_AT_ONCE", marked_at_once)
+        patch.setattr(leases, "_LOOKED_AT", looked_at)
         taken: list[int] = []
         while rows := claim(engine, "w", NOW, limit):
             taken += [each.row_id for each in rows]
-    if marked_at_once > len(messages):
+    if looked_at > len(messages):
         assert taken == in_order
     assert sorted(taken) == sorted(free)
     assert [stored[row_id].priority for row_id in taken] == [stored[row_id].priority for row_id in in_order]
 
 
 def test_priority_holds_across_a_backlog(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "_PROMOTED_AT_ONCE", 10)
+    monkeypatch.setattr(leases, "_LOOKED_AT", 10)
     add(engine, *(row(priority=0, next_retry_at=NOW - MINUTE) for _ in range(50)))
     urgent = add(engine, *(row(priority=9, next_retry_at=NOW) for _ in range(5)))
     assert {each.row_id for each in claim(engine, "w", NOW, 5)} == set(urgent)

@@ -18,6 +18,7 @@ from dead_rows import NOW, store_at
 from lifecycle_rows import ORIGIN, due
 from sqlalchemy import select
 
+from dlqbatch.actions.undo import undo
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.ingest.dialects import Failure
 from dlqbatch.ingest.examine import Examined
@@ -92,6 +93,13 @@ class Store:
         self.owner = owner
         self.observations = SentAttempts(engine)
         self.review = MessageActions(engine)
+
+    def discard_and_undo(self, row_id: int) -> None:
+        before = self.status(row_id)
+        done = self.review.discard([row_id], actor="ann", reason="of no use", now=self.now)
+        assert done.action is not None
+        undo(self.engine, done.action, actor="ann", reason="the wrong one", now=self.now)
+        assert self.status(row_id) is before
 
     def ingest(self, *arrivals: Examined) -> None:
         Ingestion(self.engine, limits=BREAKER).store(arrivals, self.now)
@@ -178,6 +186,7 @@ def test_every_move_of_the_table_is_made_by_what_makes_it_and_no_other_can_be(st
     store.person(first, Status.FAILED, Status.PROCESSING, lock_token="p")
     with writing(store.engine) as connection:
         states.move(connection, first, Status.PROCESSING, Status.FAILED, "p", store.now, "ann", "given up")
+    store.discard_and_undo(first)
     store.review.discard([first], actor="ann", reason="of no use", now=store.now)
     at(first, Status.ARCHIVED)
     store.review.restore([first], actor="ann", reason="of use after all", now=store.now)
@@ -198,6 +207,7 @@ def test_every_move_of_the_table_is_made_by_what_makes_it_and_no_other_can_be(st
     assert store.observations.resolve({second: (number, "again")}, store.now) == set()
     store.ingest(arrival("b", attempt=number))
     at(second, Status.PENDING)
+    store.discard_and_undo(second)
     with writing(store.engine) as connection:
         moved = states.RowMove(second, Status.PENDING, Status.PENDING, None, "sooner", {"next_retry_at": store.now})
         assert states.move_many(connection, [moved], store.now, "ann") == {second}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from broker_client import Side
 from dead_rows import NOW, add, begin_attempts, store_at
 from lifecycle_rows import ORIGIN, due
+from program import eventually
 from sqlalchemy import insert, select
 
 from dlqbatch import jobs, settings
@@ -170,9 +171,10 @@ def test_an_ingest_of_a_queue_that_has_nothing_to_do_with_it_holds_nothing_up(sc
     (moved,) = scene.send(due(2), to_queue="elsewhere")
     (home,) = scene.send(due(3), to_queue=ORIGIN)
     (foreign,) = scene.send(due(4, source_queue="foreign.dlq"))
+    (head,) = scene.send(due(5, source_queue=ORIGIN))
     scene.look()
     report = scene.lifecycle()
-    assert scene.statuses(own, moved, home, foreign) == ["resolved"] * 3 + ["processing"]
+    assert scene.statuses(own, moved, home, head, foreign) == ["resolved"] * 4 + ["processing"]
     assert "no ingest that saw 'foreign.dlq' empty has begun since" in report["warnings"][0]
 
 
@@ -226,6 +228,42 @@ def test_an_empty_quorum_queue_without_consumers_counts_only_if_it_can_be_read(
     assert scene.statuses(*ids) == ["resolved", "processing"]
     scene.look()
     assert scene.lifecycle()["counts"]["resolved"] == 1
+
+
+def test_what_delayed_retry_hides_in_a_dead_letter_queue_may_be_what_was_sent(
+    broker43_url: str, management43: Management, sqlite_url: str
+) -> None:
+    scene = Scene(broker43_url, sqlite_url)
+    api = "http://guest:guest@{}:{}".format(*management43._address)
+    hidden: dict[str, object] = {
+        "delayed_retry_type": "all",
+        "delayed_retry_min": 600_000,
+        "delayed_retry_max": 600_000,
+    }
+    scene.side.queue(ORIGIN, "quorum")
+    scene.side.queue("dlq-queue", "quorum", **hidden)
+    scene.side.fill("dlq-queue", [b"put back by a run that was cut"])
+    method, _, _ = scene.side.channel.basic_get("dlq-queue")
+    scene.side.channel.basic_nack(method.delivery_tag, requeue=True)
+    assert eventually(lambda: management43.queue("dlq-queue").get("messages_delayed") == 1)
+    (row,) = scene.send(due(1))
+    outcome.SentAttempts(scene.engine).mark_acknowledged({row: 1}, SENT, "seen by the test")
+    scene.look()
+    # Nor is anything claimed by a run that the management API does not answer.
+    for url in (api, "http://guest:guest@127.0.0.1:1"):
+        (warning,) = scene.lifecycle(management_url=url)["warnings"]
+        assert "delayed retry may hide it in queue '" in warning
+        assert scene.statuses(row) == ["processing"]
+    scene.side.channel.queue_delete("dlq-queue")
+    scene.side.queue("dlq-queue", "quorum", **hidden)
+
+    def is_resolved() -> bool:
+        scene.look(at=datetime.now(UTC))  # a drain and an ingest after each reading
+        scene.lifecycle(management_url=api)
+        return scene.statuses(row) == ["resolved"]
+
+    assert eventually(is_resolved)  # as soon as the broker has figures of the new queue
+    scene.side.close()
 
 
 @pytest.mark.slow

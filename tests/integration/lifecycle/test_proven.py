@@ -13,6 +13,7 @@ import rawamqp
 from broker_client import Side
 from dead_rows import NOW, add, store_at
 from lifecycle_rows import due, properties
+from program import HANGS_AFTER
 from sqlalchemy import select
 
 from dlqbatch import jobs as all_jobs
@@ -23,8 +24,6 @@ from dlqbatch.store.tables import ATTEMPTS, MESSAGES, UNPROVEN_RETRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-LONGEST = 60.0
 
 
 class Jobs:
@@ -103,7 +102,7 @@ def jobs(request: pytest.FixtureRequest, broker_release: str, broker_url: str, d
 
 
 @pytest.mark.usefixtures("on_every_broker")
-def test_only_what_a_consumer_acknowledged_is_resolved_and_that_within_seconds(broker_url: str, jobs: Jobs) -> None:
+def test_only_what_a_consumer_acknowledged_is_resolved(broker_url: str, jobs: Jobs) -> None:
     side = Side(broker_url)
     jobs.run("drain")
     for name in ("classic", "hung", "idle", "idle too", "held"):
@@ -128,10 +127,9 @@ def test_only_what_a_consumer_acknowledged_is_resolved_and_that_within_seconds(b
         assert set(jobs.statuses().values()) == {"processing"}
         good = {"classic", "quorum", "good"}
         while {name for name, status in jobs.statuses().items() if status == "resolved"} != good:
-            assert time.monotonic() - began < LONGEST, [row.missing for row in jobs.missing().values()]
+            assert time.monotonic() - began < HANGS_AFTER, [row.missing for row in jobs.missing().values()]
             time.sleep(0.5)
             jobs.round()
-        took = time.monotonic() - began
         for _ in range(3):
             jobs.round()
         missing = jobs.missing()
@@ -147,5 +145,4 @@ def test_only_what_a_consumer_acknowledged_is_resolved_and_that_within_seconds(b
     assert all(each.proof.startswith("queue '") and each.acknowledged_at > each.sent_at for each in attempts)
     assert detail is not None
     assert detail.attempts[0].acknowledged_at == attempts[0].acknowledged_at
-    assert took < LONGEST
     side.close()

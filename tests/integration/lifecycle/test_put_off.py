@@ -32,12 +32,12 @@ RULES = (
     Rule(1, "refused", On.TEXT, "unavailable", Strategy.CONDITIONAL),
     Rule(2, "time-out", On.TEXT, "timed out", Strategy.IMMEDIATE),
 )
-HELD, FREE, MARKED_AT_ONCE = 25, 5, 10
+HELD, FREE, LOOKED_AT = 25, 5, 10
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(leases, "_PROMOTED_AT_ONCE", MARKED_AT_ONCE)
+    monkeypatch.setattr(leases, "_LOOKED_AT", LOOKED_AT)
     return store_at(str(request.getfixturevalue({"postgresql": "database_url", "sqlite": "sqlite_url"}[request.param])))
 
 

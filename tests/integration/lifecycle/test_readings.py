@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 from broker_client import Side, connected
+from program import HANGS_AFTER
 
 from dlqbatch.amqp.retry_headers import Origin
 from dlqbatch.broker.management import Api
@@ -103,7 +104,7 @@ def answering(content: bytes) -> Iterator[str]:
 
 def wait(side: Side, done: Callable[[], object], shown: Callable[[], object]) -> None:
     """Statistics are some seconds late; asked for gently meanwhile, and the connection is served."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANGS_AFTER
     while not done():
         assert time.monotonic() < deadline, shown()
         side.channel.connection.process_data_events(0)

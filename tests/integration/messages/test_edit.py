@@ -22,6 +22,7 @@ from dlqbatch.ingest.examine import examine
 from dlqbatch.ingest.rows import Ingestion
 from dlqbatch.messages.actions import MessageActions
 from dlqbatch.messages.edit import Edited, Editing, EditRefused, NotEditable, NothingEdited, header_edits
+from dlqbatch.messages.shown import Reveal
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock
 from dlqbatch.store.engine import reading, writing
@@ -53,6 +54,9 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 @pytest.fixture
 def editing(engine: Engine) -> Editing:
     return Editing(engine)
+
+
+BY = Reveal("ann", "r")
 
 
 def in_state(engine: Engine, status: Status, **columns: Any) -> int:
@@ -167,7 +171,7 @@ def test_what_is_on_its_way_is_refused(engine: Engine, editing: Editing) -> None
     held, gone, reserved = (in_state(engine, each) for each in (Status.PROCESSING, Status.ARCHIVED, Status.MANUAL))
     reserve(engine, reserved)
     for row_id, why in ((held, "under way"), (gone, "restore"), (reserved, "replay plan [0-9a-f]{16} has reserved it")):
-        for attempt in (lambda each: edit(editing, each, body=b"[]"), editing.original):
+        for attempt in (lambda each: edit(editing, each, body=b"[]"), lambda each: editing.original(each, BY)):
             with pytest.raises(NotEditable, match=why):
                 attempt(row_id)
     for number in (0, -1, 10**6, 2**70):
@@ -187,11 +191,11 @@ def test_an_edit_without_a_time_is_at_the_stores(
 
 def test_what_was_handled_already_is_edited_only_by_force(engine: Engine, editing: Editing) -> None:
     row_id = in_state(engine, Status.RESOLVED)
-    for attempt in (lambda: edit(editing, row_id, body=b"[]"), lambda: editing.original(row_id)):
+    for attempt in (lambda: edit(editing, row_id, body=b"[]"), lambda: editing.original(row_id, BY)):
         with pytest.raises(NotEditable, match="handled already"):
             attempt()
     assert size(engine) == 1
-    assert editing.original(row_id, force=True).body == b"{}"
+    assert editing.original(row_id, BY, force=True).body == b"{}"
     assert edit(editing, row_id, body=b"[]", force=True).id is not None
 
 

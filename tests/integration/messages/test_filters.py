@@ -8,14 +8,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dead_rows import NOW, add, row, store_at
+from dead_rows import NOW, add, fill, row, store_at
+from query_plans import statements_of, walk
 from sqlalchemy import select, update
 
 from dlqbatch.messages.actions import MessageActions
+from dlqbatch.messages.edit_many import edit_many, edits
+from dlqbatch.messages.erase import erase
 from dlqbatch.replay.freeze import Selection, freeze
+from dlqbatch.store import filter_conditions
 from dlqbatch.store import filters as grammar
+from dlqbatch.store.bulk import distinct
 from dlqbatch.store.engine import reading, writing
-from dlqbatch.store.filter_conditions import distinct
 from dlqbatch.store.filters import Filters, NotUnderstood
 from dlqbatch.store.journal import EDIT_OF, arrive
 from dlqbatch.store.states import Status
@@ -30,11 +34,13 @@ HOUR = timedelta(hours=1)
 ERRORS = ("TimeoutError", "net.TimeoutError", "net::TimeoutError", "MyTimeoutError", "java.io.IOException", None)
 EVENTS = ("orders.created", "orders.paid", "orders.eu.created", "mail", None)
 QUEUES = ("orders", "orders.eu", "mail.out", None)
+EXCHANGES = ("", "mails", "shop", None)
 SOURCES = ("shop", "billing", None)
 TAGS = ("orders", "eu", 'it\'s "odd"')
+FIELDS = ("order=1", "order=2", "order=1=2", "tenant=a", "tenant=it's")
 TEXTS = ("connection refused", "Card 4711 DECLINED", "50%_off", None)
 STATES = (Status.PENDING, Status.MANUAL, Status.FAILED, Status.ARCHIVED, Status.RESOLVED)
-COLUMNS = {"group": "fingerprint", "origin": "origin_queue", "tag": "tags", "text": "error_message"}
+COLUMNS = {"id": "ids", "group": "fingerprint", "origin": "origin_queue", "tag": "tags", "text": "error_message"}
 REPLAYABLE = {Status.PENDING, Status.MANUAL, Status.FAILED}
 
 
@@ -54,8 +60,10 @@ def filled(engine: Engine, chance: random.Random) -> dict[int, dict[str, Any]]:
             "fingerprint": chance.choice(("ab", "ac", "f0")) * 7 + chance.choice(("00", "ff")),
             "event": chance.choice(EVENTS),
             "origin_queue": chance.choice(QUEUES),
+            "origin_exchange": chance.choice(EXCHANGES),
             "source": chance.choice(SOURCES),
             "tags": chance.sample(TAGS, chance.randint(0, 2)),
+            "fields": [tuple(each.split("=", 1)) for each in chance.sample(FIELDS, chance.randint(0, 2))],
         }
         is_edit = chance.random() < 0.1
         at = NOW - chance.randint(0, 72) * HOUR
@@ -64,20 +72,26 @@ def filled(engine: Engine, chance: random.Random) -> dict[int, dict[str, Any]]:
             why = f"{EDIT_OF}7 (body): typo" if is_edit else "arrived"
             (row_id,) = arrive(connection, [row(status=Status.MANUAL, **columns)], at, "ann", why).values()
             connection.execute(update(MESSAGES).where(MESSAGES.c.id == row_id).values(status=status))
-        rows[row_id] = columns | {"status": status, "at": at, "is_edit": is_edit}
-    return rows
+        rows[row_id] = columns | {"ids": str(row_id), "status": status, "at": at, "is_edit": is_edit}
+    behind = {
+        exchange: {one["origin_queue"] for one in rows.values() if one["origin_exchange"] == exchange}
+        for exchange in EXCHANGES
+    }
+    return {row_id: one | {"behind": behind} for row_id, one in rows.items()}
 
 
 def some_filters(chance: random.Random) -> dict[str, Any]:
     """Words as a person would write them."""
     words: dict[str, Any] = {}
     choices: dict[str, tuple[Any, ...]] = {
+        "ids": tuple(map(str, range(1, 40))),
         "error_type": ("TimeoutError", "net.TimeoutError", "IOException", "io.IOException", "Nothing", "imeoutError"),
         "group": ("a", "ab", "ab" * 7 + "00", "f0" * 7 + "ff", "F0", "0", "zz"),
         "event": ("orders.created", "orders.*", "orders.#", "#", "*", "#.created", "*.eu.*", "nothing"),
-        "origin": ("orders", "orders.#", "*.out", "#", "nothing.#"),
+        "origin": ("orders", "orders.#", "*.out", "#", "nothing.#", "mails", "shop"),
         "source": SOURCES[:2],
         "tag": TAGS,
+        "field": (*FIELDS, "order=3", "nothing=1"),
         "text": ("refused", "declined", "%_", "4711", "%%"),
     }
     for name in chance.sample(sorted(choices), chance.randint(0, 3)):
@@ -93,7 +107,7 @@ def some_filters(chance: random.Random) -> dict[str, Any]:
     if chance.random() < 0.4:
         name = chance.choice([*sorted(choices), "status"])
         value = chance.choice(choices[name] if name != "status" else STATES)
-        words["unwanted"] = [f"{name.replace('_', '-')}={value}"]
+        words["unwanted"] = [f"{'id' if name == 'ids' else name.replace('_', '-')}={value}"]
     return words
 
 
@@ -106,11 +120,16 @@ def word_matches(pattern: list[str], words: list[str]) -> bool:
     return bool(words) and pattern[0] in ("*", words[0]) and word_matches(pattern[1:], words[1:])
 
 
+def is_behind(exchange: str, one: dict[str, Any]) -> bool:
+    queue = one["origin_queue"]
+    return bool(one["origin_exchange"] == exchange if queue is None else queue in one["behind"][exchange])
+
+
 def holds(name: str, value: str, one: dict[str, Any]) -> bool:
     """One filter and one value, as the docs say it."""
-    stored = one[
-        {"group": "fingerprint", "origin": "origin_queue", "tag": "tags", "text": "error_message"}.get(name, name)
-    ]
+    if name in ("field", "tag"):
+        return (tuple(value.split("=", 1)) if name == "field" else value) in one[f"{name}s"]
+    stored = one[COLUMNS.get(name, name)]
     if stored is None:
         return name == "text" and mentioned(value, one)
     if name == "error_type":
@@ -119,9 +138,12 @@ def holds(name: str, value: str, one: dict[str, Any]) -> bool:
         return bool(stored.startswith(value.lower()))
     if name in ("event", "origin"):
         return word_matches(value.split("."), stored.split("."))
-    if name == "tag":
-        return value in stored
     return mentioned(value, one) if name == "text" else bool(stored == value)
+
+
+def is_held(name: str, value: str, one: dict[str, Any]) -> bool:
+    """As `holds`; an exchange stands for the queues behind it."""
+    return is_behind(value, one) if name == "origin" and value in EXCHANGES else holds(name, value, one)
 
 
 def mentioned(value: str, one: dict[str, Any]) -> bool:
@@ -140,9 +162,14 @@ def is_meant(words: dict[str, Any], one: dict[str, Any]) -> bool:
             ok = one["is_edit"] is wanted
         elif name == "unwanted":
             option, _, value = wanted[0].partition("=")
-            ok = not holds(option.replace("-", "_"), value, one)
+            ok = not is_held(option.replace("-", "_"), value, one)
+        elif name == "field":
+            names = {value.partition("=")[0] for value in wanted}
+            ok = all(
+                any(holds(name, each, one) for each in wanted if each.startswith(f"{one_of}=")) for one_of in names
+            )
         else:
-            ok = any(holds(name, value, one) for value in wanted)
+            ok = any(is_held(name, value, one) for value in wanted)
         if not ok:
             return False
     return True
@@ -188,6 +215,10 @@ def test_every_command_selects_what_a_plain_reading_of_the_filter_selects(engine
             assert set(planned(engine, filters, NOW + timedelta(microseconds=turn))) == waiting, this
         discarded = store.discard(filters=filters, everything=filters == Filters(), **people)
         assert {one.id for one in discarded.changes} == (meant if filters.statuses else waiting), this
+        if filters != Filters():
+            edited = edit_many(engine, edits(["body.n=1"], None), filters=filters, **people)
+            assert {one.id for one in edited.messages} == (meant if filters.statuses else waiting), this
+            assert {one.id for one in erase(engine, filters=filters, **people).changes} == meant, this
         if filters != Filters() and not filters.statuses:
             archived = {row_id for row_id in meant if rows[row_id]["status"] is Status.ARCHIVED}
             assert {one.id for one in store.restore(filters=filters, **people).changes} == archived, this
@@ -202,6 +233,9 @@ def test_every_command_selects_what_a_plain_reading_of_the_filter_selects(engine
         ({"unwanted": ["event"]}, "--not FILTER=VALUE"),
         ({"unwanted": ["colour=red"]}, "error-type, group, event"),
         ({"unwanted": ["status=lost"]}, "the states are"),
+        ({"unwanted": ["id=A-17"]}, "'A-17' is no number of a message"),
+        ({"ids": ["7", "0"]}, "'0' is no number of a message"),
+        ({"ids": "9" * 5_000}, "is no number of a message"),
         ({"event": ["a", ""]}, "the event to look for is empty"),
     ],
 )
@@ -227,6 +261,38 @@ def test_times_are_written_as_people_say_them(words: str, first: Any, behind: An
     assert grammar.parse_end(words, now) == behind
 
 
+def test_an_exchange_means_the_queues_behind_it_and_that_is_said(engine: Engine) -> None:
+    ids = add(
+        engine,
+        row(origin_queue="mail.out", origin_exchange="emails"),
+        row(origin_queue="mail.bulk", origin_exchange="emails"),
+        row(origin_queue="mail.out", origin_exchange="other"),
+        row(origin_queue=None, origin_exchange="emails"),
+        row(origin_queue="orders", origin_exchange="shop"),
+    )
+    store = MessageActions(engine)
+    emails = Filters.parse(origin="emails")
+    assert sorted(listed(store, emails)) == ids[:4]
+    said = ["'emails' is an exchange, by which messages came that failed in mail.bulk, mail.out"]
+    assert store.values_not_found(emails) == said
+    assert store.near(emails) == []
+    assert sorted(listed(store, Filters.parse(unwanted=["origin=emails"]))) == ids[4:]
+    # A queue of that name is what is meant, whatever an exchange is called.
+    add(engine, row(origin_queue="emails", origin_exchange=""))
+    assert len(listed(store, emails)) == 1
+    assert store.values_not_found(emails) == []
+
+
+def test_the_numbers_of_a_list_that_no_message_has_are_named(engine: Engine) -> None:
+    ids = add(engine, *(row() for _ in range(1_200)))
+    store = MessageActions(engine)
+    pasted = Filters.parse(ids=[*map(str, ids[:3]), "999999", str(ids[0])])
+    assert sorted(listed(store, pasted)) == ids[:3]
+    assert store.values_not_found(pasted) == ["1 of the values of id are not found: 999999"]
+    but_these = Filters.parse(unwanted=[f"id={row_id}" for row_id in ids[:1_100]])
+    assert sorted(listed(store, but_these)) == ids[1_100:]
+
+
 def test_what_matches_nothing_is_met_with_what_is_near(engine: Engine) -> None:
     add(
         engine,
@@ -247,6 +313,35 @@ def test_what_matches_nothing_is_met_with_what_is_near(engine: Engine) -> None:
     assert near(origin="ORDERS") == ["no message has the origin 'ORDERS'; there is orders (3)"]
     assert near(origin="#.zebra") == ["no message has the origin '#.zebra'"]
     assert near(group="123") == ["no message has the group '123'"]
+
+
+def test_a_source_or_a_tag_that_nothing_has_is_met_with_what_is_near(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(engine, *(row(source="shop-eu", tags=["orders", "tenant-7"]) for _ in range(3)), row(status=Status.MANUAL))
+    add(engine, row(source="billing", tags=["billing"]), at=NOW - timedelta(days=1))
+    store = MessageActions(engine)
+
+    def near(**words: Any) -> list[str]:
+        return store.near(Filters.parse(**words))
+
+    assert near(source="shop-eu", tag=["tenant-7", "orders"]) == []
+    assert near(source="shop-us") == ["no message has the source 'shop-us'; there is shop-eu (3)"]
+    assert near(source="shop-eu", tag="tenant") == ["no message has the tag 'tenant'; there is tenant-7 (3)"]
+    assert near(tag="zebra") == ["no message has the tag 'zebra'"]
+    monkeypatch.setattr(filter_conditions, "_LABELS_LOOKED_AT", 2)
+    assert near(source="Shop") == [
+        "none of the newest 3 messages has the source 'Shop'; there is shop-eu (2)",
+    ]
+    assert near(source="billing") == ["none of the newest 3 messages has the source 'billing'"]
+
+
+def test_what_is_near_is_found_without_reading_the_whole_table(engine: Engine) -> None:
+    fill(engine, 5_000, due=0)
+    wanted = Filters.parse(source="shop", tag="eu", error_type="Eror1", event="evnt-1", origin="quue-1", group="fff")
+    with statements_of(engine) as statements:
+        assert len(MessageActions(engine).near(wanted)) == 6
+    assert [plan for each in statements if (plan := walk(engine, *each))] == []
 
 
 def test_the_different_values_of_a_column_are_listed_once_and_without_null(engine: Engine) -> None:

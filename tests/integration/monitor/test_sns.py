@@ -17,7 +17,8 @@ from webhook_receiver import hang, hook, status
 
 from dlqbatch import jobs
 from dlqbatch.monitor.alert_rules import BACKLOG, Notice, Severity
-from dlqbatch.monitor.receivers import LONGEST_SUBJECT, SHOWN, Topic, attributes, message, subject
+from dlqbatch.monitor.receivers import LONGEST_SUBJECT, Topic, attributes, message, subject
+from dlqbatch.monitor.webhook_formats import SHOWN
 from dlqbatch.settings import load
 from dlqbatch.store.engine import create_engine_for, writing
 from dlqbatch.store.states import NEW_GROUP

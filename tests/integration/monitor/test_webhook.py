@@ -14,7 +14,8 @@ from empty_metrics import NOW
 from webhook_receiver import OK, drip, flood, hang, hook, reset, status
 
 from dlqbatch.monitor.alert_rules import BACKLOG, Notice, Severity
-from dlqbatch.monitor.receivers import SHOWN, Webhook, payload
+from dlqbatch.monitor.receivers import Webhook
+from dlqbatch.monitor.webhook_formats import SHOWN, Form
 from dlqbatch.store.states import NEW_GROUP
 
 FIRED = Notice(1, NEW_GROUP, "f" * 16, Severity.WARNING, "TimeoutError: <!channel> & <http://evil|x>", 7, None, NOW)
@@ -50,16 +51,20 @@ def test_what_slack_shows_and_what_a_program_reads() -> None:
         "threshold": None,
         "fired_at": "2030-06-01T12:00:00+00:00",
         "resolved_at": None,
+        "scope": "dlqbatch",
+        "dedup_key": f"dlqbatch/NewGroupNeedsPerson/{'f' * 16}",
+        "command": f"dlqbatch groups show {'f' * 16}",
+        "console": None,
     }
     assert told["alerts"][1]["state"] == "resolved"
 
 
 def test_of_many_the_first_are_told_and_of_the_rest_the_number() -> None:
-    told = payload([FIRED] * 5_000)
+    told = json.loads(Form().messages([FIRED] * 5_000)[0].body)
     assert (len(told["alerts"]), told["more"]) == (SHOWN, 5_000 - SHOWN)
     assert "and 4,980 more" in told["text"]
     # Slack takes 50 blocks of 3,000 characters and 40,000 characters of text.
-    largest = payload([replace(FIRED, summary="&" * 2_000)] * 5_000)
+    largest = json.loads(Form().messages([replace(FIRED, summary="&" * 2_000)] * 5_000)[0].body)
     assert len(largest["blocks"]) <= 50
     assert max(len(block["text"]["text"]) for block in largest["blocks"]) <= 3_000
     assert len(json.dumps(largest)) < 200_000

@@ -111,6 +111,12 @@ def test_a_dry_run_and_a_plan_of_nothing_are_not_kept(engine: Engine) -> None:
     assert plan_states.recent(engine) == ()
 
 
+def test_a_secret_in_the_filter_of_a_plan_is_masked(engine: Engine) -> None:
+    add(engine, dead(error_message="login with password=hunter2 failed"))
+    frozen = freeze(engine, Selection(Filters.parse(text="password=hunter2")))
+    assert (frozen.size, status(engine, frozen).filters) == (1, {"text": "password=***"})
+
+
 def test_what_a_cut_apply_of_an_aborted_plan_held_is_let_go_after_its_lease_and_not_before(engine: Engine) -> None:
     ids = add(engine, dead(), dead())
     frozen, other = freeze(engine), freeze(engine)
@@ -402,7 +408,7 @@ def test_a_stopped_plan_goes_on_only_when_told_to_and_counts_anew(engine: Engine
     plan = plan_states.start(engine, plan, canary=True, max_failure_rate=0.5, resume_stopped=True, now=later)
     assert plan.counted_from == later
     told = status(engine, frozen)
-    assert (told.state, told.step, told.outcomes.sent, told.counted.sent) == ("applying", 1, 1, 0)
+    assert (told.state, told.step, told.outcomes.sent, told.counted.sent) == ("applying", None, 1, 0)
     assert told.do_next.endswith("goes on with the 2 that wait")
 
 
@@ -488,10 +494,31 @@ def test_an_apply_reads_its_items_a_few_times_however_many_there_are(database_ur
 def items_read(engine: Engine, updated: int) -> int:
     """Items that statements have read, once the server has heard of so many updates."""
     asking = text("SELECT n_tup_upd, seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = :name")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANGS_AFTER
     while True:
         with reading(engine) as connection:
             updates, read = connection.execute(asking, {"name": PLAN_ITEMS.name}).one()
         if updates >= updated:
             return int(read)
         assert time.monotonic() < deadline, f"{updates} of {updated} updates"
+
+
+def test_the_first_steps_hold_each_queue_each_kind_the_oldest_and_the_largest(engine: Engine) -> None:
+    """400 older messages of one queue, few newer ones of another, in two groups."""
+    add(engine, *(dead() for _ in range(30)))
+    failures = [{"fingerprint": "a" * 16}, {"fingerprint": "b" * 16}]
+    bad = [row(origin_queue="bad", origin_exchange="", origin_key="bad", **kind) for kind in failures for _ in range(3)]
+    later = add(engine, *bad, at=NOW + timedelta(hours=1))
+    with writing(engine) as connection:
+        large = MESSAGES.update().where(MESSAGES.c.id == later[1])
+        connection.execute(large.values(body=b"x" * 1000))
+    frozen = freeze(engine)
+    order = [row_id for row_id, _ in items_of(engine, frozen)]
+    assert sorted(order) == sorted(set(order))
+    assert len(order) == frozen.size == 36
+    first = order[:4]
+    assert first[0] == min(order)
+    assert first[1] == later[1], "the largest of all"
+    assert {later[0], later[3]} & set(first), "the oldest of a kind of the other queue"
+    ids = freeze(engine, Selection(limit=5))
+    assert ids.size == 5

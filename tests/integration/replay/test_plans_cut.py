@@ -36,7 +36,7 @@ from dlqbatch.replay import abort as abort_module
 from dlqbatch.replay import plan as plan_states
 from dlqbatch.replay.batches import ApplyOptions, Batches
 from dlqbatch.replay.canary_and_rate import Pace, Stop, how_far
-from dlqbatch.replay.run import Inline
+from dlqbatch.replay.executor import Inline
 from dlqbatch.store import journal as states
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.states import Status

@@ -20,8 +20,9 @@ from dlqbatch.replay import job as replay_job
 from dlqbatch.replay.abort import abort_replay
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.items import PlanItems
-from dlqbatch.replay.job import Replayed, Unhealthy
+from dlqbatch.replay.job import Replayed
 from dlqbatch.replay.plan import PlanRefused
+from dlqbatch.replay.send_plan import Unhealthy
 from dlqbatch.store.engine import writing
 from dlqbatch.store.tables import MESSAGES
 
@@ -68,23 +69,23 @@ def test_it_says_what_the_apply_then_does(store: Store, asked: ApplyOptions) -> 
         other.channel.exchange_declare(return_exchange(ORIGIN), passive=True)
     done = store.apply(name, asked)
     assert told(seen) == told(done)
-    assert seen.report.counts["sent"] == store.team.depth(ORIGIN) == (18 if asked == AT_ONCE else 1)
+    assert seen.report.counts["sent"] == store.team.depth(ORIGIN) == (18 if asked == AT_ONCE else 4)
 
 
 def test_each_step_of_a_canary_is_foreseen_and_so_is_its_stop(store: Store) -> None:
-    fill(store.engine, range(12))
+    fill(store.engine, range(24))
     name = store.plan()
     store.apply(name, ApplyOptions())
     waits = foreseen(store, name, ApplyOptions())
     assert (waits.report.outcome, counted(waits)) == ("partial", {})
-    assert "the first 1 are out" in waits.report.warnings[0]
-    come_back(store.engine, 1, datetime.now(UTC), failed=False)
-    assert counted(foreseen(store, name, ApplyOptions())) == {"got": 9, "sent": 9}
+    assert "the first 4 are out" in waits.report.warnings[0]
+    come_back(store.engine, 4, datetime.now(UTC), failed=False)
+    assert counted(foreseen(store, name, ApplyOptions())) == {"got": 16, "sent": 16}
     store.apply(name, ApplyOptions())
-    come_back(store.engine, 9, datetime.now(UTC), failed=True)
+    come_back(store.engine, 16, datetime.now(UTC), failed=True)
     stops = foreseen(store, name, ApplyOptions())
     assert (stops.report.outcome, counted(stops), stops.status.state) == ("failed", {}, "applying")
-    assert "it would stop at once: 9 of 10 came back" in stops.report.warnings[0]
+    assert "it would stop at once: 16 of 20 came back" in stops.report.warnings[0]
 
 
 def test_what_a_cut_apply_holds_is_told_and_not_counted_as_free(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,10 @@ from replay_rows import ORIGIN, come_back, end_leases, fill
 from replay_store import AT_ONCE, EVERYTHING, Store, counted, opened
 from sqlalchemy import delete, insert, make_url, select
 
+from dlqbatch.actions.queries import recent
+from dlqbatch.actions.undo import NotUndoable, undo
 from dlqbatch.errors import DatabaseUnreadable
+from dlqbatch.groups.decisions import hold
 from dlqbatch.jobs import RunOptions
 from dlqbatch.messages.actions import MessageActions
 from dlqbatch.messages.edit import Editing
@@ -26,10 +29,10 @@ from dlqbatch.replay import job as replay_job
 from dlqbatch.replay.abort import abort_replay
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.items import PlanItems
-from dlqbatch.replay.job import Unhealthy
+from dlqbatch.replay.send_plan import Unhealthy
 from dlqbatch.settings import load
 from dlqbatch.store.engine import reading, writing
-from dlqbatch.store.filters import NotUnderstood
+from dlqbatch.store.filters import Filters, NotUnderstood
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import BREAKERS, MESSAGES, RUNS, TRANSITIONS
 
@@ -54,7 +57,7 @@ def test_a_rate_is_never_exceeded_by_more_than_three_per_cent(store: Store) -> N
     times: list[float] = []
     with ThreadPoolExecutor(1) as pool:
         applied = pool.submit(store.apply, name, ApplyOptions(canary=False, rate=f"{rate}/s"))
-        for _ in store.team.channel.consume(ORIGIN, auto_ack=True, inactivity_timeout=30):
+        for _ in store.team.channel.consume(ORIGIN, auto_ack=True, inactivity_timeout=HANGS_AFTER):
             times.append(time.monotonic())
             if len(times) == number:
                 break
@@ -78,7 +81,7 @@ def test_between_two_batches_lies_the_pause(store: Store) -> None:
 def test_a_canary_goes_on_when_its_outcome_is_known_and_not_before(store: Store) -> None:
     fill(store.engine, range(130))
     name, out = store.plan(), 0
-    for step in (1, 10, 100):
+    for step in (4, 20, 100):
         done = store.apply(name, ApplyOptions())
         assert counted(done) == {"got": step - out, "sent": step - out}
         assert f"the first {step} are out" in done.report.warnings[0]
@@ -99,6 +102,41 @@ def test_what_changed_is_skipped_and_the_rest_goes(store: Store) -> None:
     done = store.apply(name)
     assert counted(done) == {"got": 4, "sent": 2, "skipped": 2}
     assert done.status.skipped_why == {"it changed since the plan": 1, "it is no longer in the dead store": 1}
+
+
+def test_a_replay_is_an_action_that_selects_what_it_sent_and_cannot_be_undone(store: Store) -> None:
+    fill(store.engine, range(3))
+    name = store.plan()
+    done = store.apply(name, ApplyOptions(canary=False))
+    (action,) = recent(store.engine)
+    assert (action.kind, action.details["plan"], done.report.counts["sent"]) == ("replay", name, 3)
+    page = MessageActions(store.engine).page(Filters.parse(action=action.name))
+    assert len(page.messages) == 3
+    with pytest.raises(NotUndoable, match=f"dlqbatch replay abort {name}"):
+        undo(store.engine, action.name, actor="ann", reason="r")
+
+
+def test_what_is_held_after_it_was_taken_is_not_published_and_then_skipped(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = fill(store.engine, range(6))
+    with store.engine.begin() as connection:
+        connection.execute(MESSAGES.update().where(MESSAGES.c.id.in_(ids[:3])).values(fingerprint="a" * 16))
+    name = store.plan()
+    take = PlanItems.take
+
+    def take_and_hold(items: PlanItems, *given: Any) -> Taken:
+        taken = take(items, *given)
+        hold(store.engine, "a", actor="ann", reason="for the developers")
+        return taken
+
+    monkeypatch.setattr(PlanItems, "take", take_and_hold)
+    first = store.apply(name, ApplyOptions(canary=False))
+    assert (first.report.counts["sent"], first.status.state) == (3, "applying")
+    assert sorted(int(message.body) for message in store.team.contents(ORIGIN)) == [3, 4, 5]
+    second = store.apply(name, ApplyOptions(canary=False))
+    assert (counted(second)["skipped"], second.status.state) == (3, "done")
+    assert second.status.skipped_why == {"its group is on hold": 3}
 
 
 def test_a_plan_of_which_nothing_could_go_says_so(store: Store) -> None:
@@ -128,6 +166,23 @@ def test_a_dry_run_finds_what_a_plan_would_and_writes_nothing(store: Store) -> N
     names = ("size", "by_status", "by_origin", "by_error", "groups", "sample", "left_out")
     assert [getattr(found.frozen, name) for name in names] == [getattr(kept.frozen, name) for name in names]
     assert (found.frozen.size, found.risks) == (4, kept.risks)
+
+
+def test_a_plan_may_take_longer_than_a_statement_of_a_run(
+    database_url: str, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlqbatch.store.engine.STATEMENT_SECONDS", 1.0)
+    with opened(database_url, broker_url) as store:
+        fill(store.engine, range(2))
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql(
+                "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN PERFORM pg_sleep(2); RETURN NULL; END $$"
+            )
+            connection.exec_driver_sql(
+                "CREATE TRIGGER waits AFTER INSERT ON dlq_plan_items FOR EACH STATEMENT EXECUTE FUNCTION wait()"
+            )
+        assert store.planned().frozen.size == 2
 
 
 def test_a_dry_run_needs_the_right_to_read_and_no_other(broker_url: str, database_url: str) -> None:
@@ -280,15 +335,15 @@ def _replaced(store: Store) -> list[Risk]:
 
 
 def test_an_apply_that_waits_goes_on_when_the_outcome_is_known(store: Store) -> None:
-    fill(store.engine, range(12))
+    fill(store.engine, range(24))
     name = store.plan()
     with ThreadPoolExecutor(1) as pool:
         applied = pool.submit(store.apply, name, ApplyOptions(wait=60))
-        for out, more in ((1, 1), (10, 9)):
+        for out, more in ((4, 4), (20, 16)):
             assert eventually(lambda out=out: store.team.depth(ORIGIN) == out and _marked(store) == out)
             come_back(store.engine, more, datetime.now(UTC), failed=False)
         done = applied.result(HANGS_AFTER)
-    assert (done.report.outcome, done.status.state, done.report.counts["sent"]) == ("ok", "done", 12)
+    assert (done.report.outcome, done.status.state, done.report.counts["sent"]) == ("ok", "done", 24)
 
 
 def _marked(store: Store) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
+from program import HANGS_AFTER
 from s3_link import LOSE, Answer, Asked, Link, refusal, s3_link
 
 from dlqbatch.retain import s3 as cold_s3
@@ -138,7 +139,7 @@ def test_more_than_a_thousand_objects_are_listed_page_by_page(linked: ColdBucket
     names = [f"2030/{month:02}/01/2030{month:02}01T120000-{n:08x}" for month in range(1, 12) for n in range(50)]
     files = [name + ending for name in names for ending in (".jsonl.gz", ".manifest.json")]
     # Without boto3, which takes longer over it than all the rest of this file.
-    with closing(HTTPConnection(link.target.removeprefix("http://"), timeout=30)) as connection:
+    with closing(HTTPConnection(link.target.removeprefix("http://"), timeout=HANGS_AFTER)) as connection:
         for name in files:
             connection.request("PUT", f"/{BUCKET}/payments/cold/{name}", b"{")
             answer = connection.getresponse()
@@ -186,12 +187,19 @@ def test_a_bucket_whose_objects_are_locked_takes_them(s3: Any) -> None:
     assert cold.read(NAME, 4) == b"data"
 
 
-def test_nothing_is_ever_deleted(linked: ColdBucket, link: Link, s3: Any) -> None:
+def test_an_object_is_deleted_by_a_removal_and_what_a_folder_had_only_begun_is_not_listed(
+    linked: ColdBucket, link: Link, s3: Any
+) -> None:
     begun = "2020/01/01/.part.jsonl.gz.ab12cd34.tmp"
     s3.put_object(Bucket=BUCKET, Key=f"payments/cold/{begun}", Body=b"x")
-    linked.remove(begun)
-    assert list(linked.names()) == [begun]
-    assert link.of("DELETE") == []
+    linked.write(NAME, b"data")
+    assert list(linked.names()) == [NAME]
+    assert linked.remove(NAME) == linked.remove(NAME) == ""
+    assert list(linked.names()) == []
+    assert keys(s3) == [f"payments/cold/{begun}"]
+    link.meddle = lambda asked: refusal(403, "AccessDenied") if asked.method == "DELETE" else None
+    with pytest.raises(ColdStorageFailed, match="it needs s3:DeleteObject on s3://cold-copies/payments/cold/"):
+        linked.remove(NAME)
 
 
 # --- What goes wrong on the way

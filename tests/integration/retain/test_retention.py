@@ -13,12 +13,15 @@ from dead_rows import NOW, add, lock, row, store_at
 from program import HANGS_AFTER
 from sqlalchemy import func, insert, select, text, update
 
+from dlqbatch.actions.queries import recent
+from dlqbatch.amqp.fields import Fields
+from dlqbatch.messages.actions import MessageActions
 from dlqbatch.retain.archive import lines_of, locate, survey
 from dlqbatch.retain.folder import ColdFolder
 from dlqbatch.retain.format import seal
 from dlqbatch.retain.job import Bounds, Retain
 from dlqbatch.retain.restore import Restoring
-from dlqbatch.retain.rows import Keep, Retention
+from dlqbatch.retain.rows import Keep, Retention, prune_actions
 from dlqbatch.store import journal as states
 from dlqbatch.store.engine import reading, writing
 from dlqbatch.store.states import NEW_GROUP, Status, path
@@ -62,7 +65,7 @@ def walk(engine: Engine, row_id: int, start: Status, end: Status, at: Any = NOW)
 
 
 def retain(engine: Engine, folder: Path | None, now: Any = LATER, most: int = 100, **changes: Any) -> Report:
-    bounds = changes.pop("bounds", None) or Bounds(most, time.monotonic() + 60)
+    bounds = changes.pop("bounds", None) or Bounds(most, time.monotonic() + HANGS_AFTER)
     cold = None if folder is None else ColdFolder(folder)
     report = Retain(Retention(engine), cold, KEEP, bounds, now, **changes).run()
     counts = dict(report.counts)
@@ -212,7 +215,7 @@ def test_a_disk_that_keeps_something_else_than_it_was_given_archives_nothing(eng
         def write(self, name: str, data: bytes) -> None:
             super().write(name, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:] if name.endswith(".gz") else data)
 
-    report = Retain(Retention(engine), Lying(folder), KEEP, Bounds(9, time.monotonic() + 60), LATER).run()
+    report = Retain(Retention(engine), Lying(folder), KEEP, Bounds(9, time.monotonic() + HANGS_AFTER), LATER).run()
     assert (report.outcome, report.reasons) == ("partial", {"not-copied": 1})
     assert statuses(engine) == {row_id: "failed"}
     assert number(engine, COLD_COPIES) == 0
@@ -277,7 +280,7 @@ def test_without_a_bound_a_run_goes_on_until_nothing_is_due(
             return super().copied([each for each in due if each.id != stays], part, now)
 
     stays = min(row_id for row_id, status in statuses(engine).items() if status == "failed")
-    bounds = Bounds(None, time.monotonic() + 60)
+    bounds = Bounds(None, time.monotonic() + HANGS_AFTER)
     report = Retain(Slow(engine), ColdFolder(folder), KEEP, bounds, LATER).run()
     assert (report.outcome, report.stopped_by, report.reasons) == (
         "ok",
@@ -294,7 +297,9 @@ def test_a_run_that_is_cut_says_what_is_still_due_and_has_served_each_state(
     monkeypatch.setattr("dlqbatch.retain.job.MOST_TOGETHER", 2)
     due_in_each_state(engine, 6)
     pages: list[int] = []
-    bounds = Bounds(None, time.monotonic() + 60, lambda: len(pages) >= 3, lambda taken, _of: pages.append(taken))
+    bounds = Bounds(
+        None, time.monotonic() + HANGS_AFTER, lambda: len(pages) >= 3, lambda taken, _of: pages.append(taken)
+    )
     report = retain(engine, folder, bounds=bounds)
     assert (report.outcome, report.stopped_by) == ("ok", "signal")
     assert (report.counts["archived"], report.reasons) == (2, {"archived": 2, "resolved": 2})
@@ -340,7 +345,7 @@ def test_a_message_that_is_changed_between_its_copy_and_its_archiving_stays(engi
             walk(engine, row_id, Status.FAILED, Status.MANUAL, LATER)
             return super().copied(*given)
 
-    bounds = Bounds(9, time.monotonic() + 60)
+    bounds = Bounds(9, time.monotonic() + HANGS_AFTER)
     report = Retain(Changing(engine), ColdFolder(folder), KEEP, bounds, LATER).run()
     assert (report.counts["archived"], report.counts["skipped"], report.reasons) == (0, 1, {"changed": 1})
     assert statuses(engine) == {row_id: "manual"}
@@ -357,6 +362,18 @@ def test_what_a_cut_run_began_is_removed_and_a_part_without_a_manifest_is_told_o
     assert (report.outcome, len(report.warnings)) == ("ok", 1)
     assert "2030/06/01/20300601T120000-ab" in report.warnings[0]
     assert sorted(each.name for each in folder.rglob("*.*")) == ["20300601T120000-ab.jsonl.gz", "notes.txt"]
+
+
+def test_old_actions_go_with_their_messages_a_bounded_number_at_once(engine: Engine) -> None:
+    ids = add(engine, *(row() for _ in range(5)))
+    store = MessageActions(engine)
+    store.discard(ids, actor="ann", reason="r", now=NOW - timedelta(days=400))
+    store.restore(ids[:2], actor="ann", reason="r", now=NOW)
+    before = NOW - timedelta(days=365)
+    assert prune_actions(engine, before, 3) == {"action_rows": 3, "actions": 0}
+    assert prune_actions(engine, before, 3) == {"action_rows": 2, "actions": 1}
+    assert prune_actions(engine, before, 3) == {"action_rows": 0, "actions": 0}
+    assert [each.name for each in recent(engine)] == ["A-2"]
 
 
 def test_old_plans_alerts_and_runs_are_pruned_and_those_that_matter_are_kept(engine: Engine) -> None:
@@ -420,7 +437,7 @@ def test_a_message_that_is_gone_comes_back_as_it_was_with_its_journal(engine: En
 
     def bring_back(*, dry_run: bool = False, sought: int | str = row_id) -> Any:
         cold = ColdFolder(folder)
-        return Restoring(engine).bring_back(
+        return Restoring(engine, Fields()).bring_back(
             sought,
             lambda: locate(cold, survey(cold), sought),
             actor="a person",
@@ -451,12 +468,12 @@ def test_finding_what_is_due_walks_an_index(engine: Engine) -> None:
         explain = "EXPLAIN " if engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
         plan = connection.execute(
             text(
-                f"{explain} SELECT id FROM dlq_messages WHERE status = 'failed' AND status_since < :before "
-                "AND plan_id IS NULL ORDER BY status_since, id LIMIT 100"
+                f"{explain} SELECT id FROM dlq_messages WHERE scope_id = 1 AND status = 'failed' AND "
+                "status_since < :before AND plan_id IS NULL ORDER BY status_since, id LIMIT 100"
             ),
             {"before": NOW.isoformat()},
         ).all()
-    assert "dlq_messages_by_age_in_status" in str(plan)
+    assert "dlq_messages_scope_ages" in str(plan)
 
 
 @pytest.mark.parametrize("more", [0, 1, 4 * 1024 * 1024])

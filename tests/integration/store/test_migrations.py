@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 from alembic import command
 from program import HANGS_AFTER, eventually
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, make_url, text
 
 from dlqbatch.drain.event_config import EventConfig
 from dlqbatch.drain.event_policy import EventRow
@@ -21,14 +21,21 @@ from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.store import migrate
 from dlqbatch.store.engine import create_engine_for, reading, writing
 
-HEAD = "0009"
+HEAD = "0020"
 OURS = {
+    "dlq_action_rows",
+    "dlq_actions",
     "dlq_alert_receivers",
     "dlq_alerts",
     "dlq_attempts",
     "dlq_breakers",
     "dlq_cold_copies",
+    "dlq_count_changes",
+    "dlq_counts",
     "dlq_event_config",
+    "dlq_field_backfills",
+    "dlq_fields",
+    "dlq_groups",
     "dlq_looks",
     "dlq_messages",
     "dlq_plan_items",
@@ -36,6 +43,10 @@ OURS = {
     "dlq_queue_readings",
     "dlq_rules",
     "dlq_runs",
+    "dlq_scope_breakers",
+    "dlq_scope_unproven",
+    "dlq_scopes",
+    "dlq_stream_offsets",
     "dlq_transitions",
     "dlq_unproven_retries",
     "dlq_unproven_runs",
@@ -65,7 +76,7 @@ def test_a_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def engine_at(url: str) -> sqlalchemy.Engine:
-    return create_engine_for(url, connect_timeout=5, create=True)
+    return create_engine_for(url, connect_timeout=30, create=True)
 
 
 def run(url: str, *statements: str) -> None:
@@ -192,6 +203,104 @@ def test_nobody_waits_long_behind_an_upgrade_that_waits_for_a_table(database_url
             assert migrate.current(database_url) == "0005"
         assert upgraded.result(HANGS_AFTER) == migrate.Upgraded("0005", HEAD)
     assert "Nothing has changed yet" in said[0]
+
+
+def indexes(url: str) -> set[str]:
+    with reading(engine_at(url)) as connection:
+        asked = (
+            "SELECT relname FROM pg_class JOIN pg_index ON indexrelid = oid WHERE relname LIKE 'dlq_%' AND indisvalid"
+        )
+        return set(connection.scalars(text(asked)))
+
+
+@pytest.mark.parametrize("before", ["0007", "0011", "0013"])
+def test_the_indexes_of_messages_are_built_beside_those_who_write(database_url: str, before: str) -> None:
+    fresh = f"{database_url}_fresh"
+    run_alone(database_url, f"CREATE DATABASE {make_url(fresh).database}")
+    try:
+        migrate.upgrade(fresh)
+        with writing(engine_at(database_url)) as connection:
+            config = migrate._config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, before)
+        run(
+            database_url,
+            "INSERT INTO dlq_messages (identity, digest, full_digest, had_id, source_queue, exchange, routing_key, "
+            "body, properties, fingerprint, retry_count, first_failed_at, last_failed_at, status, status_since, "
+            "created_at, updated_at) VALUES ('a', sha256(''), sha256(''), true, '', '', '', '', '', repeat('0', 16), "
+            "0, now(), now(), 'pending', now(), now(), now())",
+        )
+        said: list[str] = []
+        # What a job does: it locks the table as every writer does.
+        write = "UPDATE dlq_messages SET tags = tags"
+
+        def hears(what: str) -> None:
+            said.append(what)
+            run(database_url, "SET LOCAL lock_timeout = 2000", write)
+
+        assert migrate.upgrade(database_url, waits=hears) == migrate.Upgraded(before, HEAD)
+        assert [each for each in said if "dlq_messages_scope_overdue" in each]
+        assert indexes(database_url) == indexes(fresh)
+    finally:
+        run_alone(database_url, f"DROP DATABASE {make_url(fresh).database} WITH (FORCE)")
+
+
+def run_alone(url: str, statement: str) -> None:
+    with engine_at(url).connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text(statement))
+
+
+def test_the_settings_of_tables_are_changed_beside_readers_and_writers(database_url: str) -> None:
+    config = migrate._config()
+    with writing(engine_at(database_url)) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0012")
+    with writing(engine_at(database_url)) as job, writing(engine_at(database_url)) as upgrade:
+        job.execute(text("INSERT INTO dlq_breakers VALUES ('q', 'closed', NULL, NULL, NULL, 0, 0, 0, 0, now())"))
+        job.execute(text("SELECT count(*) FROM dlq_messages, dlq_attempts, dlq_transitions, dlq_plan_items"))
+        upgrade.execute(text("SET LOCAL lock_timeout = 2000"))
+        config.attributes["connection"] = upgrade
+        command.upgrade(config, "0013")
+        asked = text("SELECT reloptions FROM pg_class WHERE relname = 'dlq_attempts'")
+        assert "fillfactor=80" in upgrade.scalar(asked)
+
+
+def test_a_large_store_gets_its_indexes_after_the_upgrade_and_once_more_if_a_build_was_cut(database_url: str) -> None:
+    config = migrate._config()
+    with writing(engine_at(database_url)) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0013")
+        connection.execute(
+            text(
+                "INSERT INTO dlq_messages (identity, digest, full_digest, had_id, source_queue, exchange, routing_key, "
+                "body, properties, fingerprint, retry_count, first_failed_at, last_failed_at, status, status_since, "
+                "created_at, updated_at) SELECT 'm', d, d, true, 'q', '', 'q', '', '', repeat('0', 16), 0, now(), "
+                "now(), 'pending', now(), now(), now() FROM (SELECT sha256('') AS d) AS made"
+            )
+        )
+    said: list[str] = []
+    assert migrate.upgrade(database_url, waits=said.append) == migrate.Upgraded("0013", HEAD)
+    assert any("dlq_messages_scope_due; jobs go on" in one for one in said)
+    valid = "SELECT relname, indisvalid FROM pg_index JOIN pg_class ON oid = indexrelid WHERE relname LIKE 'dlq_%'"
+
+    def indexes() -> dict[str, bool]:
+        with reading(engine_at(database_url)) as connection:
+            return {name: is_valid for name, is_valid in connection.execute(text(valid))}  # noqa: C416
+
+    whole = indexes()
+    assert all(whole.values())
+    assert "dlq_messages_scope_due" in whole
+    assert not {"dlq_messages_due", "dlq_attempts_observed", "dlq_messages_by_age_in_status"} & whole.keys()
+    with reading(engine_at(database_url)) as connection:
+        assert connection.scalar(text("SELECT scope_id FROM dlq_messages")) == 1
+    # As a build that was cut leaves it.
+    run(
+        database_url,
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'dlq_messages_scope_due'::regclass",
+        "DROP INDEX dlq_messages_scope_leases",
+    )
+    assert migrate.upgrade(database_url) == migrate.Upgraded(HEAD, HEAD)
+    assert indexes() == whole
 
 
 def test_a_new_sqlite_file_becomes_wal_though_another_upgrade_holds_it_at_first(sqlite_url: str) -> None:

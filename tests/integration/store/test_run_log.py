@@ -56,7 +56,7 @@ def run(at: datetime = NOW, job: str = "drain") -> RunRecord:
 
 def test_a_run_is_kept_with_its_report(url: str) -> None:
     assert record(url, run()) == KEPT
-    (found,) = recent_runs(create_engine_for(url, connect_timeout=5), "drain")
+    (found,) = recent_runs(create_engine_for(url, connect_timeout=30), "drain")
     assert found == RunRecord(
         "drain",
         NOW,
@@ -71,7 +71,7 @@ def test_a_run_is_kept_with_its_report(url: str) -> None:
 def test_the_last_runs_of_a_job_come_first(url: str) -> None:
     for minute, job in enumerate(["drain", "ingest", "drain", "drain"]):
         record(url, run(NOW + timedelta(minutes=minute), job))
-    engine = create_engine_for(url, connect_timeout=5)
+    engine = create_engine_for(url, connect_timeout=30)
     assert [each.started_at.minute for each in recent_runs(engine, "drain", 2)] == [3, 2]
     assert [each.job for each in recent_runs(engine)] == ["drain", "drain", "ingest", "drain"]
 
@@ -82,14 +82,14 @@ def test_old_runs_go_a_few_with_every_new_one(url: str) -> None:
     kept = []
     for _ in range(3):
         assert record(url, run()) == KEPT
-        kept.append(len(recent_runs(create_engine_for(url, connect_timeout=5))))
+        kept.append(len(recent_runs(create_engine_for(url, connect_timeout=30))))
     assert kept == [6, 2, 3]
 
 
 def test_pruning_takes_the_oldest_and_no_more_than_it_may(url: str) -> None:
     for day in (1, 2, 3, 4):
         record(url, run(NOW + timedelta(days=day)))
-    engine = create_engine_for(url, connect_timeout=5)
+    engine = create_engine_for(url, connect_timeout=30)
     assert prune_runs(engine, NOW + timedelta(days=4), limit=2) == 2
     assert [each.started_at.day for each in recent_runs(engine)] == [5, 4]
     assert prune_runs(engine, NOW + timedelta(days=4), limit=9) == 1
@@ -117,13 +117,13 @@ def test_a_clock_that_is_set_back_during_a_run_puts_no_start_into_the_future(
         monkeypatch.setattr(module, "datetime", Clock)
     loaded = settings.load({"database_url": database_url}, {"DLQBATCH_CONFIG": "/dev/null"})
     jobs.run("monitor", loaded, jobs.RunOptions())
-    (found,) = recent_runs(create_engine_for(database_url, connect_timeout=5), "monitor")
+    (found,) = recent_runs(create_engine_for(database_url, connect_timeout=30), "monitor")
     assert abs(datetime.now(UTC) - found.started_at) < timedelta(minutes=1)
     assert timedelta() <= found.ended_at - found.started_at < timedelta(minutes=1)
 
 
 def test_a_database_without_the_table_keeps_no_runs_and_says_nothing(empty_url: str) -> None:
-    with writing(create_engine_for(empty_url, connect_timeout=5, create=True)) as connection:
+    with writing(create_engine_for(empty_url, connect_timeout=30, create=True)) as connection:
         connection.execute(text("CREATE TABLE dlq_event_config (id int PRIMARY KEY)"))
     assert record(empty_url, run()) == NOT_KEPT
 
@@ -152,15 +152,15 @@ def test_a_role_that_may_only_read_keeps_no_runs_and_is_told_the_right(reader_ur
     kept = record(reader_url, run())
     assert not kept.is_kept
     assert f"GRANT INSERT ON dlq_runs TO {sqlalchemy.make_url(reader_url).username}`" in (kept.warning or "")
-    assert recent_runs(create_engine_for(database_url, connect_timeout=5)) == []
+    assert recent_runs(create_engine_for(database_url, connect_timeout=30)) == []
 
 
 def test_a_role_that_may_add_but_not_delete_keeps_its_run(reader_url: str, database_url: str) -> None:
-    with writing(create_engine_for(database_url, connect_timeout=5)) as connection:
+    with writing(create_engine_for(database_url, connect_timeout=30)) as connection:
         connection.execute(text(f"GRANT INSERT ON dlq_runs TO {sqlalchemy.make_url(reader_url).username}"))
     assert record(reader_url, run(NOW - 2 * KEPT_FOR)) == KEPT
     assert record(reader_url, run()) == KEPT
-    assert len(recent_runs(create_engine_for(database_url, connect_timeout=5))) == 2
+    assert len(recent_runs(create_engine_for(database_url, connect_timeout=30))) == 2
 
 
 def test_a_standby_keeps_no_runs_and_says_nothing(database_url: str) -> None:
@@ -230,7 +230,7 @@ def test_a_wrong_url_is_a_warning() -> None:
 def test_a_report_that_says_anything_at_all_is_kept(url: str) -> None:
     odd = {"n": float("nan"), "b": b"\xff", "s": {1}, "d": {3: NOW}, "long": "x" * 1_000_000}
     assert record(url, RunRecord("j" * 1_000, NOW, NOW, "ok", "empty", [], odd)) == KEPT
-    with reading(create_engine_for(url, connect_timeout=5)) as connection:
+    with reading(create_engine_for(url, connect_timeout=30)) as connection:
         assert connection.scalar(select(func.length(RUNS.c.job))) == 255
 
 

@@ -12,6 +12,7 @@ import pika
 import pytest
 from broker_client import Side, connected
 from pika.exceptions import UnroutableError
+from program import HANGS_AFTER
 
 from dlqbatch.broker.management import Api
 from dlqbatch.topology import declare
@@ -96,7 +97,7 @@ class Publisher(threading.Thread):
 
     def end(self) -> None:
         self._stop_asked.set()
-        self.join(20)
+        self.join(HANGS_AFTER)
 
 
 class Reader(threading.Thread):
@@ -123,7 +124,7 @@ class Reader(threading.Thread):
 
     def end(self) -> None:
         self._stop_asked.set()
-        self.join(20)
+        self.join(HANGS_AFTER)
 
 
 @contextmanager

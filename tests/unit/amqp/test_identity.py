@@ -269,7 +269,7 @@ class Lives(RuleBasedStateMachine):
         )
         assert isinstance(back, Return)
         route = self.route(back.origin)
-        digest = digest_for(route.exchange, delivery.digest)
+        digest = digest_for(route.exchange, None, delivery.digest)
         self.send(truth, self.stamped(waits, back.journey, digest).headers, route)
 
     @precondition(lambda self: self.queued)

@@ -90,6 +90,12 @@ def test_names_that_no_broker_holds_are_no_origin(queue: str, exchange: str, key
     assert why(messages.x_death(messages.death(queue, exchange, key))) == "no queue or exchange can have such a name"
 
 
+@pytest.mark.parametrize("queue", ["q" * 256, "two\nlines"])
+def test_a_client_that_names_an_impossible_queue_is_told_so_in_the_reason(queue: str) -> None:
+    claimed = (b"NServiceBus.FailedQ", messages.text(queue))
+    assert why(claimed, trust=allowing("*")) == "no queue or exchange can have such a name"
+
+
 def test_a_queue_whose_name_is_not_utf_8_is_no_origin() -> None:
     died = messages.x_death(messages.nested((b"queue", messages.text(b"\xff"))))
     assert why(died) == "no queue or exchange can have such a name"
@@ -177,6 +183,94 @@ def test_a_claim_of_the_way_back_means_the_recorded_origin() -> None:
     assert origin(*SPRING, recorded=by_exchange, trust=allowing("shop")) == (by_exchange, SAME)
     elsewhere = by_exchange._replace(key="orders.paid")
     assert origin(*SPRING, recorded=elsewhere, trust=allowing("shop")) == (by_exchange, OTHER)
+
+
+def handed_over(queue: str, exchange: str, key: str) -> list[messages.Entry]:
+    said = {b"queue": queue, b"exchange": exchange, b"key": key}
+    return [(b"dlqbatch-failed-" + name, messages.text(value)) for name, value in said.items()]
+
+
+def test_a_failure_that_a_client_hands_over_is_returned_to_its_one_queue() -> None:
+    trust = allowing("orders")
+    assert origin(*handed_over(*ORDERS), trust=trust) == (ORDERS, SAME)
+    assert origin(*handed_over("orders", "", "orders"), trust=trust) == (Origin("orders", "", "orders"), SAME)
+    assert "origins.allowed" in why(*handed_over(*ORDERS), trust=allowing("shop"))
+    died = messages.x_death(messages.death("mail", "shop", "mail.sent"))
+    assert origin(died, *handed_over(*ORDERS), trust=trust) == (Origin("mail", "shop", "mail.sent"), SAME)
+
+
+def test_what_is_handed_over_is_the_same_message_only_if_it_came_back_by_our_way() -> None:
+    trust = allowing("*")
+    back = handed_over("orders", "dlqbatch.return.orders", "orders.created")
+    assert origin(*back, recorded=ORDERS, trust=trust) == (ORDERS, SAME)
+    # A worker's follow-up in the same queue, and one in another queue, with the headers that it had received.
+    assert origin(*handed_over("orders", "shop", "orders.paid"), recorded=ORDERS, trust=trust) == (
+        Origin("orders", "shop", "orders.paid"),
+        OTHER,
+    )
+    assert origin(*handed_over("mail", "shop", "mail.sent"), recorded=ORDERS, trust=trust) == (
+        Origin("mail", "shop", "mail.sent"),
+        OTHER,
+    )
+    assert origin(*back, trust=trust) == (Origin("orders", None, "orders.created"), SAME)
+    odd = handed_over("mail", "dlqbatch.return.orders", "orders.created")
+    assert origin(*odd, recorded=ORDERS, trust=trust) == (Origin("mail", None, "orders.created"), OTHER)
+
+
+def rascals(**said: str) -> messages.Entry:
+    return b"rascal", messages.nested(*((name.encode(), messages.text(value)) for name, value in said.items()))
+
+
+def test_what_rascal_published_anew_failed_as_it_was_published_at_first() -> None:
+    first = rascals(originalQueue="orders", originalExchange="shop", originalRoutingKey="orders.created")
+    died = messages.x_death(messages.death("orders", "", "orders"))
+    assert origin(died, first) == (ORDERS, SAME)
+    assert origin(died, first, trust=allowing("*")) == (ORDERS, SAME)
+    assert origin(first, trust=allowing("orders")) == (ORDERS, SAME)
+    elsewhere = messages.x_death(messages.death("mail", "", "mail"))
+    assert origin(elsewhere, first) == (Origin("mail", "", "mail"), SAME)
+    by_name = messages.x_death(messages.death("orders", "mall", "orders.paid"))
+    assert origin(by_name, first) == (Origin("orders", "mall", "orders.paid"), SAME)
+
+
+def test_an_exchange_that_rascal_names_is_not_vouched_for() -> None:
+    first = rascals(originalQueue="orders", originalExchange="secret", originalRoutingKey="orders.created")
+    found = find(messages.x_death(messages.death("orders", "", "orders")), first)
+    assert isinstance(found, Found)
+    assert TRUST.vouched(found).exchange is None
+    assert allowing("secret").vouched(found).exchange == "secret"
+
+
+def test_what_rascal_published_anew_came_back_if_the_digest_agrees() -> None:
+    first = rascals(originalQueue="orders", originalExchange="shop", originalRoutingKey="orders.created")
+    died = messages.x_death(messages.death("orders", "", "orders"))
+    for digest, identity in ((DIGEST, SAME), ("another", OTHER), ("", OTHER)):
+        found = find(died, first, recorded=ORDERS, digest=digest)
+        assert isinstance(found, Found)
+        assert found.identity is identity
+
+
+def test_moleculer_names_a_channel_and_a_group() -> None:
+    said = [(b"x-original-channel", messages.text("order.created")), (b"x-original-group", messages.text("mail"))]
+    assert origin(*said, trust=allowing("mail.*")) == (Origin("mail.order.created", None, "order.created"), SAME)
+
+
+@pytest.mark.parametrize(
+    ("key", "event"),
+    [
+        ("0." * 26 + "1.1.payments", "payments"),
+        ("0." * 27 + "1.shop.payments.failed", "shop.payments.failed"),
+        ("0." * 27 + "payments", "0." * 27 + "payments"),
+        ("0." * 27 + "2.payments", "0." * 27 + "2.payments"),
+        ("0." * 28, ""),
+        ("0.payments", "0.payments"),
+        ("payments", "payments"),
+        ("", ""),
+    ],
+)
+def test_the_bits_of_a_delay_are_part_of_the_key_and_not_of_the_event(key: str, event: str) -> None:
+    found, _ = origin(messages.x_death(messages.death("payments", "celery_delayed_delivery", key)))
+    assert (found.key, found.event) == (key, event)
 
 
 def test_a_message_from_an_alternate_exchange_failed_at_its_own_exchange() -> None:

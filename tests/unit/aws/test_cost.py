@@ -112,7 +112,7 @@ def test_a_schedule_that_is_not_understood_is_no_bill_of_nothing() -> None:
 def test_what_is_billed_is_what_the_template_deploys() -> None:
     found = {one.job: one for one in deployed.functions()}
     assert {job: one.runs_a_month for job, one in found.items()} == {
-        **dict.fromkeys(("drain", "ingest", "lifecycle", "monitor"), 43_200),
+        **dict.fromkeys(("drain", "ingest", "lifecycle", "replay", "monitor"), 43_200),
         "retain": 30,
         "check": 8_640,
     }

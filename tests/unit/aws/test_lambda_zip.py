@@ -18,6 +18,8 @@ def test_the_databases_authority_is_taken_along_and_no_other_file(
     for name in ("handler.py", "application.properties", "key.pem", "secret.json"):
         (tmp_path / name).touch()
     monkeypatch.setattr(lambda_zip, "ROOT", tmp_path)
-    assert {name for name, _ in lambda_zip._program()} == {"handler.py", "application.properties"}
+    lambda_zip._copy_program(tmp_path / "before")
+    assert {path.name for path in (tmp_path / "before").iterdir()} == {"handler.py", "application.properties"}
     (tmp_path / "ca.pem").touch()
-    assert {name for name, _ in lambda_zip._program()} == {"handler.py", "application.properties", "ca.pem"}
+    lambda_zip._copy_program(tmp_path / "after")
+    assert {path.name for path in (tmp_path / "after").iterdir()} == {"handler.py", "application.properties", "ca.pem"}

@@ -14,7 +14,8 @@ from dlqbatch.cli.options import Commands, FilterOptions, MadeBy
 from dlqbatch.store.filters import Filters
 
 FILTERS = {
-    *("statuses", "error_type", "group", "event", "origin", "source", "tag", "text"),
+    "action",
+    *("statuses", "ids", "error_type", "group", "event", "origin", "source", "tag", "text", "field", "field_files"),
     *("since", "until", "is_edit", "unwanted"),
 }
 RECEIVED: list[Any] = []

@@ -13,6 +13,7 @@ from dlqbatch.amqp.delivery import Envelope, open_envelope
 from dlqbatch.amqp.origin import Trust
 from dlqbatch.amqp.retry_headers import Journey, Origin, return_exchange
 from dlqbatch.amqp.stamp import stamp
+from dlqbatch.drain.event_delays import DelayQueues, EventDelays
 from dlqbatch.drain.retry_decision import DeadLetter, Decision, Delay, Return, Rules, decide, origin_gone
 from dlqbatch.topology.kinds import Ladder
 
@@ -399,6 +400,33 @@ trusts = st.builds(
 rules = st.builds(Rules, st.integers(1, 4), trusts, st.integers(1, 100), st.booleans())
 exchanges = st.sampled_from(["", "shop", "retry-exchange", "dlqbatch.return.orders", "\udcff"])
 keys = st.sampled_from(["", "orders.created", "k" * 255, "\udcff"])
+
+
+@given(messages.any_properties, policies, st.integers(1, 4), st.booleans(), exchanges, keys)
+def test_delays_of_events_decide_when_a_message_is_retried_and_never_whether(
+    data: bytes, events: Events, tiers: int, first_stage: bool, exchange: str, key: str
+) -> None:
+    ladder = Ladder(tier_ttls=tuple(range(1000, 1000 + tiers)), more_delays=(5000, 60_000))
+    own = EventDelays({"orders.created": (5000, 60_000), "#": (1000,)})
+    queues = DelayQueues(tuple(ladder.delays.values()), ladder.tiers, own, follows=True)
+    plain, delayed_by_event = (
+        decide(
+            open_envelope(exchange, key, False, 0, data),
+            events,
+            Rules(ladder.tiers, TRUST, delay_queues=each),
+            first_stage=first_stage,
+            now=NOW,
+            new_id=ids(),
+            digest=lambda: DIGEST,
+        )
+        for each in (None, queues)
+    )
+    if isinstance(plain, Delay):
+        assert isinstance(delayed_by_event, Delay)
+        assert delayed_by_event.tier in range(1, len(ladder.delays) + 1)
+        assert delayed_by_event._replace(tier=plain.tier) == plain
+    else:
+        assert delayed_by_event == plain
 
 
 @given(messages.any_properties, policies, rules, st.booleans(), exchanges, keys)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlqbatch.amqp.x_death import Death
-from dlqbatch.ingest.dialects import Dramatiq, Failure, failure, read_dramatiq
+from dlqbatch.ingest.dialects import Dramatiq, Failure, failure, framework_id, read_dramatiq
 
 REJECTED = Death("orders", "shop", "orders.created", "rejected", 1)
 
@@ -162,7 +162,7 @@ def test_a_body_that_tells_nothing_leaves_it_to_the_broker(body: bytes) -> None:
 )
 def test_dramatiqs_own_id_and_retries_are_read(changed: dict[str, object], found: tuple[str, int]) -> None:
     body = json.dumps({"queue_name": "orders", "actor_name": "take", "args": []} | changed).encode()
-    assert read_dramatiq(body) == Dramatiq(*found)
+    assert read_dramatiq(body) == Dramatiq(*found, actor="take")
 
 
 @pytest.mark.parametrize(
@@ -227,3 +227,56 @@ def test_nothing_makes_it_raise(foreign: bytes, deaths: list[Death], body: bytes
     told = failure(foreign, deaths, read_dramatiq(body))
     for part in told:
         assert part is None or part.encode("utf-8", "replace")
+
+
+SYMFONY = "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\ErrorDetailsStamp"
+
+
+def symfony(kind: str, message: str) -> dict[str, object]:
+    flat = {
+        "message": message,
+        "class": kind,
+        "file": "/app/Pay.php",
+        "line": 12,
+        "traceAsString": "#0 /app/Pay.php(12)",
+    }
+    return {"exceptionClass": kind, "exceptionCode": 0, "exceptionMessage": message, "flattenException": flat}
+
+
+def test_symfony_keeps_every_failure_in_a_stamp_and_the_last_one_counts() -> None:
+    stamps = [symfony("App\\NoStock", "no stock"), symfony("App\\Declined", "card declined")]
+    assert said({SYMFONY: json.dumps(stamps)}, b"", REJECTED) == Failure(
+        "App\\Declined", "card declined", "#0 /app/Pay.php(12)"
+    )
+    del stamps[1]["flattenException"]
+    assert said({SYMFONY: json.dumps(stamps)}, b"", REJECTED) == Failure("App\\Declined", "card declined")
+
+
+@pytest.mark.parametrize("stamps", ["", "[]", "{}", "null", "[1]", '["a"]', "[" * 9999, '[{"exceptionClass": "E"}]'])
+def test_a_stamp_that_cannot_be_read_leaves_it_to_the_broker(stamps: str) -> None:
+    assert said({SYMFONY: stamps}, b"", REJECTED) == BY_THE_BROKER
+
+
+def test_rascal_keeps_message_and_code_in_a_table() -> None:
+    error = messages.nested((b"message", messages.text("no stock")), (b"code", messages.text("E_STOCK")))
+    assert said({"rascal": messages.nested((b"error", error))}, b"", REJECTED) == Failure("E_STOCK", "no stock")
+    error = messages.nested((b"message", messages.text("no stock")))
+    assert said({"rascal": messages.nested((b"error", error))}, b"", REJECTED) == Failure(None, "no stock")
+    assert said({"rascal": messages.nested()}, b"", REJECTED) == BY_THE_BROKER
+    assert said({"rascal": messages.Value(b"F", b"\xff\x00")}, b"", REJECTED) == BY_THE_BROKER
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"task_id": "id-1", "task_name": "shop.pay", "labels": {}}', "id-1"),
+        (b'{"task_id": 7, "task_name": "shop.pay"}', None),
+        (b'{"task_id": "", "task_name": "shop.pay"}', None),
+        (b'{"task_id": "id-1", "args": ["\\"task_name\\""]}', None),
+        (b'{"task_name"', None),
+        (b"pens", None),
+        (dramatiq(), None),
+    ],
+)
+def test_what_taskiq_publishes_anew_is_known_by_its_task_id(body: bytes, found: str | None) -> None:
+    assert framework_id(body, read_dramatiq(body)) == found

@@ -215,3 +215,29 @@ def test_a_redelivery_by_a_quorum_queue_is_no_other_message(entries: tuple[messa
     assert again.full_digest == first.full_digest
     bare = examine(delivered(messages.encode_properties({"message_id": b"m"}), b"body"), TRUST, NOW)
     assert (bare.full_digest == again.full_digest) == (not entries)
+
+
+def limited(**counts: int) -> list[messages.Entry]:
+    """As a quorum queue dead-letters what has failed too often."""
+    found = [(name.replace("_", "-").encode(), messages.long(count)) for name, count in counts.items()]
+    return [(b"x-death", messages.array(messages.death(reason="delivery_limit"))), *found]
+
+
+def retries(*entries: messages.Entry, **native: int) -> int:
+    trust = replace(TRUST, native_retries=native)
+    return examine(delivered(messages.with_headers(*entries)), trust, NOW).retries
+
+
+def test_the_retries_that_the_broker_made_are_counted_and_not_taken_for_deaths() -> None:
+    # RabbitMQ 4.3 keeps the count of failures in a second quorum queue.
+    assert retries(*limited(x_acquired_count=5, x_delivery_count=4)) == 3
+    # Before, a count there is of the second queue alone.
+    assert retries(*limited(x_delivery_count=4)) == 0
+    assert retries(*limited()) == 0
+    assert retries(*limited(), orders=3) == 3
+    assert retries((b"x-death", messages.array(messages.death())), orders=3) == 0
+
+
+def test_the_brokers_retries_do_not_replace_those_of_a_drain() -> None:
+    counts = limited(x_acquired_count=5, x_delivery_count=4)
+    assert retries(*drained(retries=messages.long(2)), *counts) == 2

@@ -167,3 +167,27 @@ def test_a_busy_machine_says_what_speaks_against_sending(cpu: float, memory: flo
 def test_limits_name_every_reason() -> None:
     assert len(LoadLimits().exceeded(99, 99)) == 2
     assert LoadLimits(cpu=100, memory=100).exceeded(99, 99) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "minutes"),
+    [(0, 5), (60, 5), (301, 301 / 60), (1800, 30), (3600, 60), (2**32 - 1, 60)],
+)
+def test_a_failure_that_asks_to_wait_is_not_tried_before(asked: int, minutes: float) -> None:
+    for strategy in (Strategy.IMMEDIATE, Strategy.CONDITIONAL):
+        due = next_retry(strategy, 1, NOW, Options(), asked=asked)
+        assert due == NOW + timedelta(minutes=minutes)
+    assert next_retry(Strategy.MANUAL, 1, NOW, Options(), asked=asked) is None
+    ignoring = Options(most_asked=timedelta(0))
+    assert next_retry(Strategy.IMMEDIATE, 1, NOW, ignoring, asked=asked) == NOW + timedelta(minutes=5)
+
+
+@given(st.integers(0, 2**32 - 1), TIMES, st.integers(0, 9), st.floats(0, 1))
+def test_off_peak_hours_come_after_what_is_asked(asked: int, now: datetime, retries: int, jitter: float) -> None:
+    options = Options()
+    plain = next_retry(Strategy.SCHEDULED, retries, now, options, jitter=jitter)
+    due = next_retry(Strategy.SCHEDULED, retries, now, options, jitter=jitter, asked=asked)
+    assert plain is not None
+    assert due is not None
+    assert due >= plain
+    assert due >= now + min(timedelta(seconds=asked), options.most_asked)

@@ -58,6 +58,7 @@ def test_the_drawing_and_the_table_say_the_same() -> None:
 
 def test_the_drawings_of_plans_and_their_items_and_their_tables_say_the_same() -> None:
     blocks = re.findall(r"```mermaid\nflowchart LR\n(.*?)```", DRAWING.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = [block for block in blocks if "planned -->" in block or "waiting -->" in block]
     names = re.compile(r"^ *(\w+) -->.* (\w+)$", re.MULTILINE)
     for block, moves in zip(blocks, (PLAN_MOVES, ITEM_MOVES), strict=True):
         assert sorted(names.findall(block)) == sorted((start, end) for start, ends in moves.items() for end in ends)

@@ -71,6 +71,8 @@ class World:
     """Seconds that a returned message is held back."""
     ttl: int | None = None
     """Seconds after which a ready message is dropped."""
+    silent: float = 0.0
+    """The share of looks at which the management API does not answer."""
     random: Random | None = None
     now: int = 0
     ready: list[Message] = field(default_factory=list)
@@ -200,6 +202,9 @@ class World:
             self.shown[what] = max(self.shown.get(what, 0), last - self.chance.randint(0, LATEST))
             return self.history[self.shown[what]][what]
 
+        if self.chance.random() < self.silent:
+            figures = {"ready": len(self.ready), "total": len(self.ready), "consumers": len(self.workers)}
+            return QueueReading("q", at(self.now), is_there=True, **figures, missing="it does not answer")
         ready, held, delayed = of("depth")
         channels = of("channels")
         return QueueReading(
@@ -232,6 +237,13 @@ class Watched:
         self.sightings.append(Sighting(reading, counted_from(self.sightings, reading)))
         kept = worth_keeping([each.at for each in self.sightings], oldest, reading.at)
         self.sightings = [each for each in self.sightings if each.at in kept]
+
+
+def _is_left_to_the_window(answer: Proof | Unproven, sent: Sent, watched: Watched) -> bool:
+    """Though the broker's counts could be had since the send."""
+    if isinstance(answer, Proof) or not answer.by_window or watched.sightings[-1].reading.by_management:
+        return False
+    return any(each.reading.by_management and each.at >= sent.sent_at for each in watched.sightings)
 
 
 def play(
@@ -270,6 +282,7 @@ def play(
             history = History("q", watched.sightings, [sent for _, sent in open_.values()])
             for number, (message, sent) in open_.items():
                 answer = history.acknowledged(sent)
+                assert not _is_left_to_the_window(answer, sent, watched)
                 if isinstance(answer, Proof):
                     assert message.is_settled, f"{answer} of {message} at {world.now}"
                     claimed[number] = world.now, answer
@@ -278,6 +291,7 @@ def play(
 
 
 RANDOM = st.integers(0, 2**32).map(Random)
+SILENT = st.sampled_from([0.0, 0.0, 0.2, 0.7])
 WORKERS = st.lists(
     st.builds(
         Worker,
@@ -299,6 +313,7 @@ WORLDS = st.builds(
     has_priorities=st.booleans(),
     delays=st.sampled_from([0, 0, 5, 40]),
     ttl=st.sampled_from([None, None, 3, 20]),
+    silent=SILENT,
     random=RANDOM,
 )
 SENDS = st.dictionaries(st.integers(0, 60), st.integers(1, 4), min_size=1, max_size=4)
@@ -316,13 +331,13 @@ def test_what_no_consumer_has_settled_is_never_claimed(
 
 
 @settings(PLAYED, max_examples=examples(60))
-@given(WORKERS, SENDS, st.sets(st.integers(1, 100), max_size=3), RANDOM)
+@given(WORKERS, SENDS, st.sets(st.integers(1, 100), max_size=3), SILENT, RANDOM)
 def test_what_was_purged_from_a_queue_without_other_acknowledgements_is_never_claimed(
-    workers: list[Worker], sends: dict[int, int], purges: set[int], random: Random
+    workers: list[Worker], sends: dict[int, int], purges: set[int], silent: float, random: Random
 ) -> None:
     for worker in workers:
         worker.rejects = 0.0
-    world = World(workers, others=0, to_the_back=False, random=random)
+    world = World(workers, others=0, to_the_back=False, silent=silent, random=random)
     play(world, sends, 120, 4, dict.fromkeys(purges, "purge"))
 
 
@@ -410,6 +425,19 @@ UNPROVEN: dict[str, tuple[tuple[QueueReading, ...], str, bool]] = {
     "gone": ((reading(20, is_there=False),), "is not there any more", True),
     "by amqp": ((reading(20, by_management=False, missing="set it"),), "0 ready, 1 consumer(s); set it", True),
     "by amqp, none takes": ((reading(20, 1, by_management=False, consumers=0),), "1 ready, 0 consumer(s)", False),
+    "by amqp, silent since": (
+        (
+            reading(20, unacknowledged=1, total=1),
+            reading(40, acknowledged=None, by_management=False, missing="it is silent"),
+        ),
+        "0 ready, 1 consumer(s); the newest counts are of 12:00:20 UTC: 0 ready, 1 unacknowledged",
+        False,
+    ),
+    "by amqp, silent at the send": (
+        (reading(-20, 0, 7), reading(-1, acknowledged=None, by_management=False), reading(20, 0, 7)),
+        "only 0 message(s) of it were acknowledged since they were sent",
+        False,
+    ),
     "by amqp, hidden": ((reading(20, by_management=False, may_hide_delayed=True),), "0 ready", False),
 }
 

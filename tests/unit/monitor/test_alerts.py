@@ -11,7 +11,7 @@ from empty_metrics import NOW, QUIET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlqbatch.lifecycle.proof import UnprovenRetries
+from dlqbatch.lifecycle.return_checks import UnprovenRetries
 from dlqbatch.monitor.alert_rules import (
     BACKLOG,
     HIGH_INGESTION,

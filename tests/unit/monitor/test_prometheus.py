@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from dataclasses import replace
@@ -11,11 +12,11 @@ from threading import Event, Thread
 
 import pytest
 from empty_metrics import NOW, QUIET
-from program import ROOT
+from program import HANGS_AFTER, ROOT
 
 from dlqbatch import __version__
 from dlqbatch.aws.secrets import CurrentSettings
-from dlqbatch.lifecycle.proof import UnprovenRetries
+from dlqbatch.lifecycle.return_checks import UnprovenRetries
 from dlqbatch.monitor.alert_rules import (
     BACKLOG,
     HIGH_INGESTION,
@@ -32,6 +33,7 @@ from dlqbatch.monitor.metrics import EventFigures, LastRun, Tops, queue_depths, 
 from dlqbatch.monitor.prometheus import FileNotWritten, render, write
 from dlqbatch.monitor.queue_depths import Reading
 from dlqbatch.schedule.health import Figures
+from dlqbatch.schedule.processes import LastRun as EndedRun
 from dlqbatch.schedule.processes import Tally
 from dlqbatch.schedule.scaling import Seen
 from dlqbatch.settings import load
@@ -122,7 +124,7 @@ def test_the_file_is_replaced_whole_and_readable_by_all(tmp_path: Path) -> None:
         write(file, new)
         write(file, old)
     stop.set()
-    reader.join(30)
+    reader.join(HANGS_AFTER)
     assert seen <= {old, new}
     assert file.stat().st_mode & 0o777 == 0o644
     assert [entry.name for entry in tmp_path.iterdir()] == ["dlqbatch.prom"]
@@ -142,7 +144,61 @@ def of_the_scheduler() -> str:
     nowhere = load({"database_url": "sqlite:////nowhere/db.sqlite3"}, {"DLQBATCH_CONFIG": "/dev/null"})
     seen = Seen(reachable=False, since=NOW, reading=Reading(NOW, {"dlq-queue": 3, ODD: 1}, {}))
     figures = Figures(CurrentSettings(nowhere, None), lambda _: 0, lambda: seen)
-    return figures.text({"drain": Tally(last_success=NOW)}, is_well=True)
+    drain, monitor = Tally(last_success=NOW), Tally()
+    for seconds, report in (
+        (0.3, {"counts": {"got": 3, "delayed": 2, "left": 1}, "reasons": {"no queue": 1}}),
+        (120.5, {"counts": {"got": 2, "delayed": 2, "left": 0}, "reasons": {}}),
+        (-1.0, {}),
+    ):
+        drain.add(EndedRun("drain", NOW, NOW + timedelta(seconds=seconds), 0, report))
+    monitor.add(EndedRun("monitor", NOW, NOW, 0, {"counts": {"got": 0, "delayed": 0}}))
+    return figures.text({"drain": drain, "monitor": monitor}, is_well=True)
+
+
+def test_a_scheduler_adds_up_what_its_runs_report() -> None:
+    lines = of_the_scheduler().splitlines()
+    assert [
+        line for line in lines if line.startswith(("dlqbatch_messages_total", "dlqbatch_message_reasons_total"))
+    ] == [
+        'dlqbatch_messages_total{job="drain",decision="delayed"} 4',
+        'dlqbatch_messages_total{job="drain",decision="left"} 1',
+        'dlqbatch_message_reasons_total{job="drain",reason="no queue"} 1',
+    ]
+    times = [line for line in lines if line.startswith("dlqbatch_run_seconds") and '"drain"' in line]
+    numbers = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in times}
+    assert numbers['dlqbatch_run_seconds_bucket{job="drain",le="0.25"}'] == 1
+    assert numbers['dlqbatch_run_seconds_bucket{job="drain",le="0.5"}'] == 2
+    assert numbers['dlqbatch_run_seconds_bucket{job="drain",le="120"}'] == 2
+    assert numbers['dlqbatch_run_seconds_bucket{job="drain",le="+Inf"}'] == 3
+    assert numbers['dlqbatch_run_seconds_sum{job="drain"}'] == 120.8
+    assert numbers['dlqbatch_run_seconds_count{job="drain"}'] == 3
+
+
+def queries_of_the_dashboard() -> list[str]:
+    dashboard = json.loads((Path(ROOT) / "deploy" / "grafana.json").read_text(encoding="utf-8"))
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
+    text = of_the_scheduler() + render(BUSY, [STANDS])
+    samples = re.findall(r"^(dlqbatch_\w+)(?:{(.*)})? ", text, re.MULTILINE)
+    labels: dict[str, set[str]] = {}
+    for name, written in samples:
+        labels.setdefault(name, set()).update(re.findall(r'(\w+)="', written))
+    for query in queries_of_the_dashboard():
+        (name,) = re.findall(r"dlqbatch_\w+", query)
+        wanted = {label for written in re.findall(r"by \((.*?)\)", query) for label in written.split(", ")}
+        # Prometheus renames the label `job`, unless it is told to honour ours.
+        assert wanted - {"exported_job"} <= labels[name], query
+
+
+@pytest.mark.promtool
+def test_prometheus_understands_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries_of_the_dashboard())]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked = promtool("check", "rules", str(file))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.promtool

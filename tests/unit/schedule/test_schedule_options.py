@@ -56,6 +56,13 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert found["retain"].period == timedelta(days=1)
 
 
+def test_replay_is_due_where_a_database_is_named_in_which_a_plan_can_be_released() -> None:
+    assert due(database_url="sqlite:////nowhere.sqlite3")["replay"].when == "30s"
+    assert due(schedule_replay="5s")["replay"].when == "5s"
+    with pytest.raises(SettingsError, match="replay"):
+        Scheduler(settings(schedule_replay="5s", schedule_ingest="off", schedule_lifecycle="off"), {})
+
+
 def test_an_interval_is_due_at_once_and_then_on_its_beat() -> None:
     found = due(schedule_drain="90s")["drain"]
     assert found.times(3) == [NOW, NOW + timedelta(seconds=90), NOW + timedelta(seconds=180)]

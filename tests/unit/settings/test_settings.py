@@ -18,7 +18,7 @@ from dlqbatch.errors import SettingsError
 from dlqbatch.logs import masked
 from dlqbatch.settings import HOME, OPTIONS, SecretUrl, Settings, load, redact, reference
 from dlqbatch.settings.options import must_be, property_key
-from dlqbatch.settings.sources import Spelled
+from dlqbatch.settings.sources import SECRETS, Spelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,6 +64,75 @@ def test_the_call_beats_the_environment_beats_the_file_beats_the_default(write: 
 def test_dots_dashes_and_underscores_are_one_in_a_key(write: Write, key: str) -> None:
     assert load({}, write(f"dlqbatch.{key}=7")).max_messages == 7
     assert load({key: 8}, {"DLQBATCH_CONFIG": os.devnull}).max_messages == 8
+
+
+# A value of the right form for each secret.
+SECRET_VALUES = {
+    "broker_url": f"amqps://app:{CANARY}@broker.example.com/%2F",
+    "database_url": f"postgresql+psycopg://app:{CANARY}@db.example.com/dlqbatch",
+    "management_url": f"https://app:{CANARY}@broker.example.com",
+    "webhook_url": f"https://hooks.example.com/{CANARY}",
+    "console_oidc_client_secret": CANARY * 8,
+    "console_proxy_secret": CANARY * 8,
+    "console_secret": CANARY * 8,
+    "webhook_secret": f"whsec_{'c4n4' * 8}",
+    "pagerduty_key": "c4" * 16,
+}
+
+
+def test_every_secret_can_be_in_a_file_that_its_variable_names(tmp_path: Path) -> None:
+    assert set(SECRET_VALUES) == SECRETS
+    for option, value in SECRET_VALUES.items():
+        file = tmp_path / option
+        file.write_text(f"{value}\n")
+        loaded = load({}, {"DLQBATCH_CONFIG": os.devnull, f"DLQBATCH_{option.upper()}_FILE": str(file)})
+        assert getattr(loaded, option).get_secret_value() == value
+        assert loaded.warnings == ()
+
+
+def test_a_file_of_a_secret_goes_before_the_properties_and_its_variable_may_be_empty(
+    write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "url").write_text("amqp://file/")
+    environ = write("dlqbatch.broker-url=amqp://properties/")
+    both = {"DLQBATCH_BROKER_URL_FILE": str(tmp_path / "url"), "DLQBATCH_BROKER_URL": " "}
+    assert load({}, environ | both).broker_url.get_secret_value() == "amqp://file/"
+    assert load({}, environ | {"DLQBATCH_BROKER_URL_FILE": ""}).broker_url.get_secret_value() == "amqp://properties/"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        (b" \n", "is empty"),
+        (b"\xff\xfe", "no text in UTF-8"),
+        (b"x" * 70_000, "holds more than 65,536 characters"),
+        (f"nonsense {CANARY}".encode(), "amqp"),
+    ],
+)
+def test_a_file_of_a_secret_that_is_wrong_is_named_and_its_content_is_not(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
+    file = tmp_path / "url"
+    if content is not None:
+        file.write_bytes(content)
+    (problem,) = problems(environ={"DLQBATCH_BROKER_URL_FILE": str(file)})
+    assert problem.startswith(f"DLQBATCH_BROKER_URL_FILE (file {str(file)[:60]}")
+    assert words in problem
+    assert CANARY not in problem
+
+
+def test_a_secret_in_a_variable_and_in_a_file_is_a_problem(tmp_path: Path) -> None:
+    both = {"DLQBATCH_BROKER_URL": "amqp://one/", "DLQBATCH_BROKER_URL_FILE": str(tmp_path / "two")}
+    (problem,) = problems(environ=both)
+    assert problem == "DLQBATCH_BROKER_URL_FILE and DLQBATCH_BROKER_URL are both set; leave one of them out."
+
+
+def test_an_option_that_is_no_secret_has_no_file(tmp_path: Path) -> None:
+    (tmp_path / "job").write_text("ingest")
+    loaded = load({}, {"DLQBATCH_CONFIG": os.devnull, "DLQBATCH_JOB_FILE": str(tmp_path / "job")})
+    assert loaded.job == "drain"
+    assert "DLQBATCH_JOB_FILE (environment) is no option" in loaded.warnings[0]
 
 
 def test_every_option_can_be_set_from_the_environment_by_the_same_rule() -> None:
@@ -459,6 +528,7 @@ def test_wrong_broker_addresses_are_told_without_the_password(url: str, write: W
     [
         ("postgresql://u:p@h:5432/db", "postgresql+psycopg://u:p@h:5432/db"),
         ("postgres://h/db", "postgresql+psycopg://h/db"),
+        ("postgresql+iam://u@h/db", "postgresql+iam://u@h/db"),
         ("postgresql+psycopg://u@/db?host=/run/postgresql", "postgresql+psycopg://u@/db?host=/run/postgresql"),
         ("sqlite:////data/a b.sqlite3", "sqlite:////data/a b.sqlite3"),
     ],
@@ -475,6 +545,9 @@ def test_right_database_addresses_name_the_driver(url: str, kept: str) -> None:
         f"mysql://u:{CANARY}@h/d",
         f"postgresql://u:{CANARY}@h:x/d",
         f"postgresql://u:{CANARY}\t@h",
+        f"postgresql+iam://u:{CANARY}@h/d",
+        "postgresql+iam://h/d",
+        "postgresql+iam://u@/d?host=/run",
         CANARY,
         "sqlite://",
         "sqlite:///",
@@ -636,6 +709,21 @@ def test_tls_files_are_for_amqps_only_and_a_key_needs_its_certificate(tmp_path: 
     assert "without a certificate" in problems({"broker_url": "amqps://h", "tls_key_file": str(pem)})[0]
 
 
+def test_a_certificate_as_the_login_needs_one_and_amqps_and_no_token(tmp_path: Path) -> None:
+    pem = tmp_path / "a.pem"
+    pem.write_text("x")
+    tls = {"broker_auth": "external", "tls_cert_file": str(pem)}
+    assert plainly(broker_url="amqps://h", **tls).broker_auth == "external"
+    needed = "--broker-auth (command line) is external, which takes amqps:// addresses and dlqbatch.tls-cert-file."
+    assert needed in problems({"broker_url": "amqps://h", "broker_auth": "external"})
+    assert needed in problems({"broker_url": "amqps://h,amqp://i", **tls})
+    (problem,) = problems({"broker_url": "amqps://h", **tls, "broker_token_file": str(pem)})
+    assert (
+        problem
+        == "--broker-token-file (command line) is a password, and dlqbatch.broker-auth is external; leave one out."
+    )
+
+
 def test_switching_the_certificate_check_off_is_a_loud_warning() -> None:
     assert plainly().warnings == ()
     found = plainly(tls_verify=False)
@@ -673,7 +761,7 @@ def test_every_documented_default_is_the_default(write: Write) -> None:
     lines = [line.removeprefix("#") for line in reference.commented().splitlines() if line.startswith("#dlqbatch.")]
     assert len(lines) == len(OPTIONS)
     written = load({}, write("\n".join(lines)))
-    assert written == load({}, write(""))
+    assert written.model_copy(update={"written_in": {}}) == load({}, write(""))
 
 
 def test_the_shipped_file_is_right_and_so_are_its_examples(write: Write) -> None:

@@ -8,13 +8,15 @@ import pytest
 
 from dlqbatch.errors import SettingsError
 from dlqbatch.settings import load, topologies
-from dlqbatch.topology.kinds import Ladder, PerQueue, Pipeline
+from dlqbatch.topology.kinds import Ladder, Native, PerQueue, Pipeline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dlqbatch.topology.kinds import Kind
 
+NATIVE = "topology.n.kind=native\ntopology.n.queue=orders"
+STEP = "topology.s.kind=pipeline\ntopology.s.exchange=step"
 ORDERS = "topology.orders.kind=per-queue\ntopology.orders.queue=created\ntopology.orders.exchange=shop"
 
 
@@ -110,6 +112,18 @@ def test_the_command_line_counts_before_the_file(tmp_path: Path) -> None:
             "topology.p.kind=pipeline\ntopology.p.exchange=e\ntopology.p.queue=dlq.e",
             "makes queue 'dlq.e' stand for two",
         ),
+        (f"{NATIVE}\ntopology.n.queue-type=classic", "is no option of a native"),
+        (f"{NATIVE}\ntopology.n.exchange=shop", "is no option of a native"),
+        (f"{NATIVE}\ntopology.n.delivery-limit=0", "it must be a whole number from 1 to 1000"),
+        (f"{NATIVE}\ntopology.n.delayed-retry-min=0", "it must be a delay above 0"),
+        (f"{NATIVE}\ntopology.n.delayed-retry-max=9s", "delayed-retry-max (9000 ms) is below delayed-retry-min"),
+        ("topology.n.kind=native", "has no queue; set dlqbatch.topology.n.queue"),
+        ("ladder=false\ntopology.n.kind=native\ntopology.n.queue=dlq-queue", "makes queue 'dlq-queue' stand for two"),
+        ("topology.n.kind=native\ntopology.n.queue=retry-queue", "both make queue 'retry-queue'"),
+        (f"{NATIVE}\ntopology.m.kind=native\ntopology.m.queue=orders", "both make queue 'orders'"),
+        (f"{STEP}\ntopology.s.delayed-retry-min=1s", "needs quorum queues"),
+        (f"{STEP}\nqueue-type=quorum\ntopology.s.delayed-retry-max=1s", "is nothing without a delayed-retry-min"),
+        (f"{STEP}\nqueue-type=quorum\ntopology.s.delayed-retry-min=50s", "after 300000 ms its messages expire"),
     ],
 )
 def test_what_is_wrong_is_said_with_what_would_be_right(tmp_path: Path, text: str, said: str) -> None:
@@ -126,3 +140,16 @@ def test_every_problem_is_named_at_once_with_its_line(tmp_path: Path) -> None:
     found = problems(tmp_path, f"{ORDERS}\ntopology.orders.ttl=x\ntopology.b.kind=y\nmax-trips=0")
     assert len(found) == 3
     assert any("application.properties:4)" in problem for problem in found)
+
+
+def test_the_retries_that_the_broker_delays(tmp_path: Path) -> None:
+    text = f"{NATIVE}\ntopology.n.delivery-limit=4\ntopology.n.delayed-retry-min=10m"
+    found = kept(tmp_path, f"ladder=false\n{text}\n{STEP}\nqueue-type=quorum\ntopology.s.delayed-retry-min=20s")
+    native, step = found["n"], found["s"]
+    assert isinstance(native, Native)
+    assert native.delayed_retry.delays == (600_000,) * 4
+    assert isinstance(step, Pipeline)
+    assert step.delayed_retry is not None
+    assert step.delayed_retry.delays == (20_000, 40_000, 60_000)
+    queues = {queue.name: queue.arguments for queue in native.topology().queues}
+    assert queues == {"dlq-queue": {"x-queue-type": "quorum"}}

@@ -9,6 +9,7 @@ from dlqbatch.amqp.retry_headers import RETURN_PREFIX, return_exchange
 from dlqbatch.amqp.table import to_bytes
 from dlqbatch.topology.kinds import Ladder, demonstration
 from dlqbatch.topology.model import Binding, Exchange, Queue, Source
+from dlqbatch.topology.plan import is_left_behind
 
 queue_names = st.text(min_size=1, max_size=255)
 
@@ -164,3 +165,56 @@ def test_no_queue_can_be_named_after_the_hash_of_another() -> None:
 @given(st.binary(min_size=1, max_size=255))
 def test_the_return_exchange_of_any_bytes_fits(name: bytes) -> None:
     assert len(to_bytes(return_exchange(name.decode("utf-8", "surrogateescape")))) <= 255
+
+
+MINUTE = 60_000
+delays = st.lists(st.integers(1, 2**32 - 1), max_size=12).map(tuple)
+
+
+def test_a_delay_that_no_tier_has_takes_one_queue_and_nothing_else() -> None:
+    ladder = Ladder(more_delays=(MINUTE, 10_000, 1_500, MINUTE))
+    plain, more = Ladder().topology(), ladder.topology()
+    assert more.exchanges == plain.exchanges
+    added = {queue.name: dict(queue.arguments) for queue in more.queues if queue not in plain.queues}
+    out = {"x-dead-letter-exchange": "retry-exchange-1", "x-dead-letter-routing-key": "retry.#.1"}
+    assert added == {
+        "queue.delay.1500ms": {**out, "x-message-ttl": 1_500, "x-queue-type": "classic"},
+        "queue.delay.60s": {**out, "x-message-ttl": MINUTE, "x-queue-type": "classic"},
+    }
+    assert {one for one in more.bindings if one not in plain.bindings} == {
+        Binding("route-delay", "binding.#.1500ms", "queue.delay.1500ms"),
+        Binding("route-delay", "binding.#.60s", "queue.delay.60s"),
+    }
+    # The tier of 10 s is there already, and its queue is the one for 10 s.
+    assert ladder.delays == {"1": 10_000, "2": 15_000, "3": 20_000, "1500ms": 1_500, "60s": MINUTE}
+    assert ladder.sources == Ladder().sources
+
+
+@given(delays, delays.filter(bool), st.text(max_size=300))
+def test_each_delay_leads_into_its_own_queue_and_out_to_one_that_is_read(
+    more: tuple[int, ...], tiers: tuple[int, ...], event: str
+) -> None:
+    ladder = Ladder(tier_ttls=tiers, more_delays=more)
+    topology = ladder.topology()
+    ttls = {
+        queue.name: queue.arguments["x-message-ttl"] for queue in topology.queues if "x-message-ttl" in queue.arguments
+    }
+    assert ttls == dict(zip(ladder.delay_queues, ladder.delays.values(), strict=True))
+    assert set(more) <= set(ttls.values())
+    into = [one for one in topology.bindings if one.exchange == ladder.delay_exchange]
+    read = {source.queue for source in ladder.sources}
+    for number, queue in enumerate(ladder.delay_queues, 1):
+        route = ladder.delay(event, number)
+        assert len(to_bytes(route.key or "")) <= 255
+        assert [one.queue for one in into if matches(one.key, route.key or "")] == [queue]
+        assert ladder.ways_out[number].queue in read
+
+
+def test_the_queue_of_a_delay_that_was_taken_away_is_known() -> None:
+    ladders = (Ladder(more_delays=(MINUTE,)), Ladder(delay_queue="slow", retry_exchange="slow-retry"))
+    assert is_left_behind("queue.delay.600s", "retry-exchange-1", ladders)
+    assert is_left_behind("slow.60s", "slow-retry-1", ladders)
+    for other in ("queue.delay.60s", "queue.delay.1", "queue.delay.4", "queue.delay.600s.relay", "other.600s"):
+        assert not is_left_behind(other, "retry-exchange-1", ladders)
+    assert not is_left_behind("queue.delay.600s", "elsewhere", ladders)
+    assert not is_left_behind("queue.delay.600s", None, ladders)

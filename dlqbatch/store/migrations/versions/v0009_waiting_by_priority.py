@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from dlqbatch.store.migrations.large_tables import is_large
+
 revision = "0009"
 down_revision = "0008"
 
@@ -10,6 +12,8 @@ WAITS = sa.text("status = 'pending' AND NOT is_due AND next_retry_at IS NOT NULL
 
 
 def upgrade() -> None:
+    if is_large():
+        return
     # In this order: whoever reads waits only for the second, which takes no time.
     op.create_index(
         "dlq_messages_overdue",
