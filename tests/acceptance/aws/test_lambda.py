@@ -189,9 +189,10 @@ def test_a_broker_that_falls_silent_does_not_keep_a_run_beyond_its_time(
         """Without that of the first run; where nothing was moved the queue may not have been declared."""
         return team.depth(DELAYED) - 1 if is_drained else 0
 
-    # What was not settled is back; what was published without a confirm that arrived is there twice, and no more.
+    # What was not settled is back. There twice is what was published, and not yet settled for the broker: it drops
+    # the acknowledgements that it has read and not come to, so these can be more than the run knows of.
     assert eventually(lambda: team.depth(RETRY_QUEUE) + delayed() >= deep)
-    assert team.depth(RETRY_QUEUE) + delayed() <= deep + left
+    assert team.depth(RETRY_QUEUE) + delayed() <= deep + link.under_way
     assert moved == 0 or team.depth(RETRY_QUEUE) >= deep - moved - left
 
 
