@@ -171,6 +171,7 @@ def break_rows(sqlite_url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)  # rabbitmqctl is started for many of the fixes
 @pytest.mark.parametrize("release", ["installed", "4.3"])
 def test_the_fixes_work_when_pasted_into_a_shell(
     work_folder: Path, tmp_path: Path, sqlite_url: str, release: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -51,23 +50,22 @@ def store(request: pytest.FixtureRequest, broker_url: str) -> Iterator[Store]:
 
 
 def test_a_rate_is_never_exceeded_by_more_than_three_per_cent(store: Store) -> None:
+    """From the start to the last arrival: a busy machine makes that longer, and stretches between arrivals shorter."""
     number, rate = 500, 100
     fill(store.engine, range(number))
     name = store.plan()
-    times: list[float] = []
+    began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         applied = pool.submit(store.apply, name, ApplyOptions(canary=False, rate=f"{rate}/s"))
-        for _ in store.team.channel.consume(ORIGIN, auto_ack=True, inactivity_timeout=HANGS_AFTER):
-            times.append(time.monotonic())
-            if len(times) == number:
+        for count, _ in enumerate(
+            store.team.channel.consume(ORIGIN, auto_ack=True, inactivity_timeout=HANGS_AFTER), start=1
+        ):
+            if count == number:
                 break
+        lasted = time.monotonic() - began
         assert applied.result(HANGS_AFTER).report.counts["sent"] == number
-    # The middle one of all stretches of half the length: the machine may stall for a moment, the pace may not be wrong.
-    half = number // 2
-    stretches = [later - sooner for sooner, later in zip(times, times[half:], strict=False)]
-    found = half / statistics.median(stretches)
-    # That it is not slower than it may be is the pace's own test: here it would depend on the machine.
-    assert found < rate * 1.03
+    # That it is no slower than it may be, and even, is tested with the pace itself: here it depends on the machine.
+    assert number / lasted < rate * 1.03
 
 
 def test_between_two_batches_lies_the_pause(store: Store) -> None:
