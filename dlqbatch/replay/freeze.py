@@ -32,7 +32,7 @@ from dlqbatch.replay.canary_and_rate import Kind, first_ones
 from dlqbatch.replay.order import fill_keys
 from dlqbatch.replay.plan_status import MENDED
 from dlqbatch.replay.risk_facts import Frozen, Refuses
-from dlqbatch.replay.risks import Risk
+from dlqbatch.replay.risks import Risk, RiskName
 from dlqbatch.store import filter_conditions
 from dlqbatch.store.bulk import in_list, values_table
 from dlqbatch.store.column_types import BIGINT, Time
@@ -54,6 +54,9 @@ _MOST_KINDS: Final = _FIRST_PLACES // 2 - 1
 _SIZES: Final = 1 << 31
 """More than any place in a plan: a body's size times this, less a place, orders by size and then by place."""
 _NAMED_AT_ONCE: Final = 500
+FORM: Final = "form"
+"""In `progress` of a plan: the form of the console that has made it."""
+_NEWEST: Final = 50
 _M: Final = MESSAGES.c
 _I: Final = PLAN_ITEMS.c
 _P: Final = PLANS.c
@@ -135,9 +138,10 @@ def freeze(
     reason: str,
     now: datetime,
     dry_run: bool = False,
+    form: str = "",
     refuses: Refuses = lambda _: 0,
 ) -> Frozen:
-    """Make a plan; if no message is selected, or on a dry run, no plan is kept.
+    """Make a plan; if no message is selected, or on a dry run, no plan is kept. `form` finds it again (`made_by`).
 
     `refuses` says how many of these messages an apply would leave to a person. A dry run is for somebody who may only
     read: nothing is locked, and nothing written but temporary items.
@@ -153,6 +157,7 @@ def freeze(
         "to_queue": selection.to_queue,
         "size": 0,
         "risks": [],
+        "progress": {FORM: form} if form else {},
     }
     with (reading if dry_run else writing)(engine) as connection:
         plan_id = 0
@@ -175,10 +180,26 @@ def freeze(
             connection, plan_id, name, size, selection.to_queue, left_out, now, recent, refuses
         )
         if size and not dry_run:
-            connection.execute(update(PLANS).where(_P.id == plan_id).values(hash=name, size=size))
+            connection.execute(
+                update(PLANS).where(_P.id == plan_id).values(hash=name, size=size, risks=[_not_examined(size)])
+            )
         else:
             connection.rollback()
     return frozen
+
+
+def made_by(engine: Engine, form: str) -> str | None:
+    """The hash of the plan that this form has made already, if it is one of the newest."""
+    newest = select(_P.hash, _P.progress).order_by(_P.id.desc()).limit(_NEWEST)
+    with reading(engine) as connection:
+        found = connection.execute(newest.where(own(connection, _P.scope_id))).all()
+    return next((plan.hash for plan in found if form and plan.progress.get(FORM) == form), None)
+
+
+def _not_examined(size: int) -> dict[str, object]:
+    """What is said of a plan until its risks are known: the program may be killed before."""
+    says = "the program ended before it could look for risks. Abort this plan, and plan again"
+    return asdict(Risk(RiskName.NOT_EXAMINED, size, says))
 
 
 def keep_risks(engine: Engine, plan_id: int, risks: Sequence[Risk]) -> None:

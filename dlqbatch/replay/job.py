@@ -92,7 +92,9 @@ class Replayed:
         return {**self.report.as_dict(), "plan": self.status.as_dict()}
 
 
-def plan_replay(settings: Settings, selection: Selection, *, actor: str, reason: str, dry_run: bool = False) -> Planned:
+def plan_replay(
+    settings: Settings, selection: Selection, *, actor: str, reason: str, dry_run: bool = False, form: str = ""
+) -> Planned:
     """Freeze the selected messages, look at their origins on the broker, and list the risks; nothing is sent."""
     _check_named(actor, settings, reason)
     if selection.in_order is not None:
@@ -109,6 +111,7 @@ def plan_replay(settings: Settings, selection: Selection, *, actor: str, reason:
             reason=reason,
             now=StoreClock(engine)(),
             dry_run=dry_run,
+            form=form,
             refuses=lambda rows: sum(map(judge(settings, connection).refuses, rows)),
         )
         places = {place.name: place for place in look_at_origins(settings, connection, frozen.by_origin)}

@@ -32,6 +32,7 @@ class RiskName(StrEnum):
     FAILED_BEFORE = "failed-before"
     RULE_SAYS_MANUAL = "rule-says-manual"
     BODY_TOO_LARGE = "body-too-large"
+    NOT_EXAMINED = "not-examined"
 
 
 MENDED: Final = frozenset({RiskName.LOOPS_BACK, RiskName.FAILED_BEFORE, RiskName.RULE_SAYS_MANUAL})
