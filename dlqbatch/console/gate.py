@@ -250,7 +250,8 @@ def _failure(call: Call, error: Exception) -> Response:
             f"?{call.request.url.query}" if call.request.url.query else ""
         )
         return RedirectResponse(call.console.href(f"/login?next={quote(place)}"), HTTPStatus.SEE_OTHER)
-    return call.page("failure.html", status, title=title, why=why, retries=status == HTTPStatus.SERVICE_UNAVAILABLE)
+    retries = status == HTTPStatus.SERVICE_UNAVAILABLE
+    return call.page("failure.html", status, title=title, why=why, retries=retries, changes=call.route.changes)
 
 
 def _kind(error: Exception) -> tuple[HTTPStatus, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
@@ -14,7 +16,7 @@ from dlqbatch.replay.approve import approve_replay
 from dlqbatch.replay.batches import ApplyOptions
 from dlqbatch.replay.canary_and_rate import FIRST_STEP
 from dlqbatch.replay.control import pause_replay, resume_replay, set_rate
-from dlqbatch.replay.freeze import Selection
+from dlqbatch.replay.freeze import Selection, made_by
 from dlqbatch.replay.job import AS_PLANNED, has_run_lately, plan_replay, release_replay
 from dlqbatch.replay.second_person import is_same, why_not_alone
 from dlqbatch.store.filters import NotUnderstood
@@ -35,13 +37,18 @@ def ask(call: Call) -> Response:
     """Before a plan: what is selected, and the reason that goes with it."""
     found = chosen(call)
     ids = " ".join(map(str, found.row_ids))
-    return call.page("plan_ask.html", chips=chips(found.pairs), query=found.query, ids=ids)
+    return call.page("plan_ask.html", chips=chips(found.pairs), query=found.query, ids=ids, form=secrets.token_hex(8))
 
 
 def make(call: Call) -> Response:
     """Freeze what the form selects; nothing is sent."""
     if call.one("step") == "ask":
         return ask(call)
+    # A form that is sent again, because its answer was lost, leads to the plan that it has made.
+    form = sha256(repr((call.actor, call.form)).encode()).hexdigest() if call.one("form") else ""
+    already = made_by(call.console.engine, form)
+    if already is not None:
+        return call.to(f"/plans/{already}", "This form has made this plan already.")
     found, to_queue = chosen(call), call.one("to_queue").strip() or None
     selection = Selection(
         found.filters,
@@ -51,7 +58,7 @@ def make(call: Call) -> Response:
         mended=call.one("mended").strip() or None,
     )
     reason = call.one("reason").strip() or "replay"
-    planned = plan_replay(call.console.settings, selection, actor=call.actor, reason=reason)
+    planned = plan_replay(call.console.settings, selection, actor=call.actor, reason=reason, form=form)
     if not planned.frozen.size:
         why = ", ".join(f"{number:,} are left out: {name}" for name, number in planned.frozen.left_out.items())
         raise NotUnderstood(f"nothing matches that can be replayed{f'; {why}' if why else ''}. Nothing was planned.")

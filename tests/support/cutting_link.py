@@ -61,6 +61,13 @@ class CuttingLink:
         """What to do then, where that needs the link itself."""
         self._act = act
 
+    def cut_next(self, number: int, *, is_heard: bool) -> None:
+        """Cut at this commit, counted from now."""
+        self.has_cut.clear()
+        self.has_acted.clear()
+        with self._lock:
+            self._number, self._is_heard = self.commits + number, is_heard
+
     def go_down(self) -> None:
         """Nobody is served any more."""
         _hang_up(self._listener, *self._ends)
