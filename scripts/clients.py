@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 WANTED = Path(__file__).resolve().parent.parent / "tests" / "interop"
 REQUIREMENTS, PACKAGE = WANTED / "requirements.txt", WANTED / "package.json"
+OIDC_PACKAGE, OIDC_LOCK = (WANTED / "oidc" / name for name in ("package.json", "package-lock.json"))
 
 JAVA = ("librabbitmq-client-java", "libslf4j-java")
 
@@ -65,6 +66,11 @@ def python() -> str:
 def node_modules() -> str:
     """For the variable NODE_PATH: the libraries from npm."""
     return str(NODE.fetched() / "node_modules")
+
+
+def oidc_modules() -> Path:
+    """The folder with the node_modules of a certified OpenID Connect provider."""
+    return OIDC.fetched()
 
 
 def class_path() -> str:
@@ -109,6 +115,13 @@ def _make_node(folder: Path) -> None:
     shutil.copyfile(PACKAGE, folder / "package.json")
     npm = ("npm", "install", "--prefix", str(folder), "--silent", "--ignore-scripts", "--no-audit", "--no-fund")
     _call(*npm, "--no-package-lock")
+
+
+def _make_oidc(folder: Path) -> None:
+    _require("npm", "nodejs npm")
+    for file in (OIDC_PACKAGE, OIDC_LOCK):
+        shutil.copyfile(file, folder / file.name)
+    _call("npm", "ci", "--prefix", str(folder), "--silent", "--ignore-scripts", "--no-audit", "--no-fund")
 
 
 def _make_java(folder: Path) -> None:
@@ -192,10 +205,11 @@ PYTHON = Part(
     _make_python,
 )
 NODE = Part("node", "amqplib and the other libraries for Node", PACKAGE.read_bytes(), _make_node)
+OIDC = Part("oidc", "oidc-provider for Node", OIDC_PACKAGE.read_bytes() + OIDC_LOCK.read_bytes(), _make_oidc)
 JAVA_CLIENT = Part("java", "RabbitMQ's client for Java", _content(*JAVA), _make_java)
 GO_CLIENT = Part("go", "Go and its client amqp091", _content(GO, AMQP091, *GO_PARTS, GO_LEFT_OUT), _make_go)
 PHP_CLIENT = Part("php", "PHP with Symfony Messenger", _content(*PHP, *LIBRARIES, *SYMFONY), _make_php)
-PARTS = (PYTHON, NODE, JAVA_CLIENT, GO_CLIENT, PHP_CLIENT)
+PARTS = (PYTHON, NODE, OIDC, JAVA_CLIENT, GO_CLIENT, PHP_CLIENT)
 
 
 def _require(tool: str, packages: str) -> None:

@@ -50,6 +50,7 @@ class Provider:
         self._secret = secret.get_secret_value() if secret is not None else None
         self._scope = settings.console_oidc_scope
         self._back = f"{settings.console_url}{BACK}"
+        self._needed = (settings.console_oidc_name_claim, settings.console_oidc_groups_claim)
         self._keys: KeySet | None = None
 
     def start(self) -> tuple[str, dict[str, object]]:
@@ -72,7 +73,18 @@ class Provider:
             raise ProviderAway(type(error).__name__) from error
         except Exception as error:  # Authlib has an error of its own for each answer of a provider
             raise Refused(HTTPStatus.FORBIDDEN, "the OIDC provider did not confirm the login; log in again") from error
-        return self._checked(str(token.get("id_token", "")), str(kept["nonce"]))
+        found = self._checked(str(token.get("id_token", "")), str(kept["nonce"]))
+        return self._with_userinfo(found, str(token.get("access_token", "")))
+
+    def _with_userinfo(self, found: dict[str, Any], access_token: str) -> dict[str, Any]:
+        """Many providers keep names and groups out of the ID token, and tell them to whoever has the access token."""
+        place = self._said.get("userinfo_endpoint")
+        if not place or not access_token or all(name in found for name in self._needed):
+            return found
+        more = _json(str(place), {"Authorization": f"Bearer {access_token}"})
+        if not found.get("sub") or more.get("sub") != found["sub"]:
+            raise Refused(HTTPStatus.FORBIDDEN, "the OIDC provider's answers are about two people; log in again")
+        return {**more, **found}
 
     def _checked(self, token: str, nonce: str) -> dict[str, Any]:
         try:
@@ -126,9 +138,9 @@ class Provider:
         )
 
 
-def _json(address: str) -> dict[str, Any]:
+def _json(address: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
     try:
-        found = httpx2.get(address, timeout=_TIMEOUT).raise_for_status().json()
+        found = httpx2.get(address, headers=headers, timeout=_TIMEOUT).raise_for_status().json()
     except (httpx2.HTTPError, ValueError) as error:
         raise ProviderAway(type(error).__name__) from error
     if not isinstance(found, dict):
