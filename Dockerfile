@@ -2,8 +2,8 @@
 FROM python:3.12.11-slim-bookworm AS build
 # With the libraries of AWS: one image for every platform, so that S3, SNS and Secrets Manager are a setting and not another
 # build. They are 45 MB of the 110 that are added to the base, and only a run that uses them loads them.
-# `--build-arg EXTRAS="aws console"` adds what the console needs, 10 MB.
-COPY requirements.txt requirements-aws.txt requirements-console.txt /
+# `--build-arg EXTRAS="aws console otlp"` adds what the console needs, 10 MB, and OpenTelemetry, 30 MB.
+COPY requirements.txt requirements-aws.txt requirements-console.txt requirements-otlp.txt /
 ARG EXTRAS=aws
 RUN python -m venv --without-pip /venv \
     && pip --python /venv/bin/python install --no-cache-dir --disable-pip-version-check \

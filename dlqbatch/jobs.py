@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dlqbatch import __version__, logs
 from dlqbatch.aws import secrets
+from dlqbatch.broker.traced import TracedMessages
 from dlqbatch.broker.transfer import Bounds, Tally
 from dlqbatch.errors import BrokerUnreachable, DatabaseRefused, SettingsError
 from dlqbatch.settings import Settings
@@ -46,6 +47,8 @@ DECISIONS: Final = ("delayed", "returned", "dead_lettered", "recorded", "moved",
 LEFT: Final = "left"
 # What stopped a run that could not take what was there: the broker refused it, or has an alarm.
 FAILURE: Final = "failure"
+FAILED: Final = "failed"
+"""The outcome of a run that ended with an error."""
 _BOUNDS: Final = frozenset({"messages", "bytes", "time"})
 
 _LOGGED: Final = frozenset(
@@ -134,6 +137,8 @@ class RunOptions:
     """Whether a signal has requested the end."""
     progress: Callable[[int, int], None] = lambda _taken, _of: None
     """Called now and then with how many messages were taken, and of how many."""
+    traced: TracedMessages | None = None
+    """Notes the messages that belong to a trace."""
     at: float = field(default_factory=time.monotonic)
     """When these options were made, on the monotonic clock."""
 
@@ -162,7 +167,13 @@ def bounds_of(settings: Settings, run_options: RunOptions, max_seconds: float | 
         seconds = min(seconds, max(free - settling, free / 2))
         closing = min(closing, left - margin / 2 - seconds - settling)
     return Bounds(
-        time.monotonic() + seconds, settling, settings.max_bytes, run_options.stopped, run_options.progress, closing
+        time.monotonic() + seconds,
+        settling,
+        settings.max_bytes,
+        run_options.stopped,
+        run_options.progress,
+        closing,
+        run_options.traced,
     )
 
 
@@ -226,6 +237,20 @@ def run(
         named = "of the name that was given" if "@" in job or "://" in job else f"'{logs.plain(job, _LONGEST_NAME)}'"
         raise SettingsError(f"there is no job {named}; the jobs are: {', '.join(JOBS)}")
     logs.begin_run()
+    if settings.otlp_endpoint is None or run_options.dry_run:
+        return _run(job, settings, run_options, read_again)
+    from dlqbatch.otlp.telemetry import Telemetry  # noqa: PLC0415  (the SDK of OpenTelemetry, for those who use it)
+
+    telemetry = Telemetry(settings, job)
+    report: Report | None = None
+    try:
+        report = _run(job, settings, replace(run_options, traced=telemetry.traced), read_again)
+    finally:
+        telemetry.push({"outcome": FAILED} if report is None else report.as_dict())
+    return report
+
+
+def _run(job: str, settings: Settings, run_options: RunOptions, read_again: Callable[[], Settings] | None) -> Report:
     # Only the job that runs is loaded: a cold start pays for every import.
     run_once: Callable[[Settings, RunOptions], Report] = getattr(import_module(f"dlqbatch.{job}.job"), job)
     for warning in settings.warnings:

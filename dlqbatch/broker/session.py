@@ -72,7 +72,8 @@ class Session:
             doubtful = [queue for queue in doubtful if queue in self.quorum]
         if not doubtful:
             return found, hiding
-        bounds = replace(self.bounds, stop_at=min(self.bounds.stop_at, time.monotonic() + _ANSWER_WITHIN))
+        stop_at = min(self.bounds.stop_at, time.monotonic() + _ANSWER_WITHIN)
+        bounds = replace(self.bounds, stop_at=stop_at, traced=None)
         gets = Transfer(self.connection, self.origins, lambda _: Hold(LEFT), bounds)
         tally = gets.run([Take(queue, 1, queue in self.quorum) for queue in doubtful])
         if tally.lost is not None:

@@ -19,6 +19,7 @@ from dlqbatch.broker.fetch import AHEAD, Fetch, Gets, MessageSource, Spare, Stor
 from dlqbatch.broker.publisher import Publisher
 from dlqbatch.broker.refusals import explained
 from dlqbatch.broker.return_exchanges import Origins
+from dlqbatch.broker.traced import TracedMessages
 from dlqbatch.errors import BrokerLost, DlqbatchError
 
 WINDOW: Final = 512
@@ -72,6 +73,7 @@ class Bounds:
     """Called now and then with the messages taken so far, and with how many will be taken."""
     last_answers: float = 5.0
     """Seconds after that in which the broker may still answer the close of channels; then the connection is dropped."""
+    traced: TracedMessages | None = None
 
     @property
     def end_at(self) -> float:
@@ -115,7 +117,8 @@ class Transfer:
         self.tally = Tally()
         self._connection = connection
         self._origins = origins
-        self._handle = handle
+        self._traced = bounds.traced
+        self._handle = handle if bounds.traced is None else bounds.traced.watching(handle)
         self._bounds = bounds
         self._max_bytes = bounds.max_bytes
         self._bytes_end = bounds.max_bytes
@@ -183,12 +186,8 @@ class Transfer:
         self._stop_if_due()
 
     def _is_done(self) -> bool:
-        return (
-            not self._parked
-            and not self._gathered
-            and not self._publisher.outstanding
-            and all(fetch.is_finished for fetch in self.fetches)
-        )
+        is_idle = not self._parked and not self._gathered and not self._publisher.outstanding
+        return is_idle and all(fetch.is_finished for fetch in self.fetches)
 
     def _time_left(self) -> float:
         """Seconds until what is under way is abandoned."""
@@ -326,6 +325,8 @@ class Transfer:
     def _count(self, delivery: Delivery, counts_as: str, reason: str | None) -> None:
         self._unanswered -= 1
         self.tally.results[counts_as, reason] += 1
+        if self._traced is not None:
+            self._traced.settled(delivery, counts_as, reason)
         if delivery.body_size >= self._max_bytes:
             self._bytes_end = self._max_bytes
             if counts_as != LEFT:

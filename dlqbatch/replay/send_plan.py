@@ -21,6 +21,7 @@ from dlqbatch.broker.access import access_to, connect
 from dlqbatch.broker.connection import Connection, NoAnswer, PublishingBlocked
 from dlqbatch.broker.return_exchanges import Origins
 from dlqbatch.broker.session import Session
+from dlqbatch.broker.traced import TracedMessages
 from dlqbatch.broker.transfer import Bounds
 from dlqbatch.errors import ChannelRefused, DlqbatchError, so_far
 from dlqbatch.jobs import Report, RunOptions
@@ -102,7 +103,7 @@ def send_plan(
             items,
             options,
             clock,
-            partial(_sending, settings, min(stop_at, time.monotonic() + _FOR_EVER), items),
+            partial(_sending, settings, min(stop_at, time.monotonic() + _FOR_EVER), items, run_options.traced),
             executor,
             run_options.stopped,
             run_options.progress,
@@ -196,11 +197,12 @@ def _sending(
     settings: Settings,
     stop_at: float,
     items: PlanItems,
+    traced: TracedMessages | None,
     stopped: Callable[[], bool],
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[Session, Resend]]:
     """Connect for one step."""
-    bounds = Bounds(stop_at, settings.settle_seconds, _NO_BOUND, stopped, progress)
+    bounds = Bounds(stop_at, settings.settle_seconds, _NO_BOUND, stopped, progress, traced=traced)
     with connected(settings, bounds) as connection, keeping(items.engine):
         origins = Origins(connection)
         session = Session(connection, origins, bounds)

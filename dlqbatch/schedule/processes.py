@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from dlqbatch import logs
 from dlqbatch.jobs import COMMANDS, LEFT
+from dlqbatch.otlp.figures import RUN_SECONDS
 
 log = logs.get(__name__)
 
@@ -29,7 +30,6 @@ _CHILD: Final = str(Path(__file__).with_name("child.py"))
 # Exit codes of a run that did all of its work, and of one that did what could be done.
 _ALL, _PART = 0, 3
 _NOT_MOVED: Final = frozenset({"got", LEFT})
-_RUN_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 120.0, 300.0, 900.0)
 _STEP: Final = 0.05
 _KILLED_WITHIN: Final = 5.0
 
@@ -38,7 +38,7 @@ _KILLED_WITHIN: Final = 5.0
 class RunTimes:
     """How long runs took, as a histogram of Prometheus."""
 
-    buckets: Mapping[float, int] = field(default_factory=lambda: dict.fromkeys(_RUN_SECONDS, 0))
+    buckets: Mapping[float, int] = field(default_factory=lambda: dict.fromkeys(RUN_SECONDS, 0))
     """How many took no longer than so many seconds."""
     total: float = 0.0
     number: int = 0

@@ -17,7 +17,8 @@ from dlqbatch import logs
 from dlqbatch.amqp.masking import Masking
 from dlqbatch.errors import SettingsError
 from dlqbatch.logs import Format, plain
-from dlqbatch.settings.options import OPTIONS, Entry, Settings, conflicts, must_be, property_key, secret_name
+from dlqbatch.settings.cloud_options import secret_name
+from dlqbatch.settings.options import OPTIONS, Entry, Settings, conflicts, must_be, property_key
 from dlqbatch.settings.properties import PropertiesFile
 from dlqbatch.settings.sources import CONFIG_VARIABLE, IN_A_SECRET, Environment, Fallback, Overrides, Secret, Source
 from dlqbatch.settings.topologies import clashes, topologies, understand

@@ -5,19 +5,20 @@ The tables in docs/settings.md and the comments in application.properties come f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from dlqbatch.settings.cloud_options import CloudOptions
 from dlqbatch.settings.console_options import ConsoleOptions
 from dlqbatch.settings.content_options import ContentOptions
 from dlqbatch.settings.delays import checked_steps
 from dlqbatch.settings.schedule_options import ScheduleOptions
+from dlqbatch.settings.signal_options import SignalOptions
 from dlqbatch.settings.store_options import StoreOptions
 from dlqbatch.settings.urls import (
     SecretUrl,
@@ -71,48 +72,6 @@ class Entry:
     value: object = field(repr=False)
 
 
-_SECRET: Final = re.compile(r"[A-Za-z0-9/_+=.@:!-]{1,2048}")
-_TOPIC: Final = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}")
-_NAMESPACE: Final = re.compile(r"[A-Za-z0-9._/#:-]{1,255}")
-
-
-def secret_name(value: str) -> str:
-    if not _SECRET.fullmatch(value):
-        raise ValueError("is neither the name nor the ARN of a secret")
-    return value
-
-
-def topic_arn(value: str) -> str:
-    if not _TOPIC.fullmatch(value):
-        raise ValueError("is not the ARN of an SNS topic, such as arn:aws:sns:eu-central-1:123456789012:dlqbatch")
-    return value
-
-
-def namespace(value: str) -> str:
-    if not _NAMESPACE.fullmatch(value) or value.startswith("AWS/"):
-        raise ValueError("is no namespace of CloudWatch: 1 to 255 letters, digits or any of . - _ / # :, not AWS/…")
-    return value
-
-
-class CloudOptions(Options):
-    """Part of `Settings`."""
-
-    secret: Annotated[str, AfterValidator(secret_name)] | None = option(
-        None,
-        "The AWS Secrets Manager secret that holds addresses: a JSON object with broker_url, database_url, "
-        "management_url or webhook_url. What the command line or the environment says goes before it.",
-        "the name or the ARN of a secret",
-    )
-    alert_topic: Annotated[str, AfterValidator(topic_arn)] | None = option(
-        None, "The SNS topic to which alerts are published.", "the ARN of an SNS topic"
-    )
-    metrics_namespace: Annotated[str, AfterValidator(namespace)] | None = option(
-        None,
-        "The CloudWatch namespace of the metrics that a run on AWS Lambda prints in the embedded metric format.",
-        "1 to 255 letters, digits or any of . - _ / # :",
-    )
-
-
 QueueName = Annotated[str, AfterValidator(queue_name)]
 
 
@@ -138,7 +97,9 @@ class CheckOptions(Options):
     )
 
 
-class Settings(CloudOptions, ConsoleOptions, ScheduleOptions, ContentOptions, StoreOptions, CheckOptions):
+class Settings(
+    CloudOptions, SignalOptions, ConsoleOptions, ScheduleOptions, ContentOptions, StoreOptions, CheckOptions
+):
     """The whole configuration of one run; made by `load`, never changed afterwards."""
 
     broker_url: Annotated[SecretUrl, AfterValidator(check_broker_url)] = option(
@@ -334,7 +295,15 @@ FACTS = frozenset(
 )
 _LAST = {
     field
-    for options in (CheckOptions, StoreOptions, ContentOptions, ScheduleOptions, ConsoleOptions, CloudOptions)
+    for options in (
+        CheckOptions,
+        StoreOptions,
+        ContentOptions,
+        ScheduleOptions,
+        ConsoleOptions,
+        SignalOptions,
+        CloudOptions,
+    )
     for field in options.model_fields
 }
 # The options of the broker stand first, then those of the check, the dead store, the schedule, the console and AWS.

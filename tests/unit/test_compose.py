@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-REQUIREMENTS = {"requirements.txt", "requirements-aws.txt", "requirements-console.txt"}
+REQUIREMENTS = {"requirements.txt", *(f"requirements-{extra}.txt" for extra in ("aws", "console", "otlp"))}
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
 
 

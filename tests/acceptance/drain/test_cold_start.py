@@ -28,7 +28,18 @@ FUNCTION = "import handler; handler.handler({})"
 # What other jobs, other databases, other clouds and people need; a package stands for all of its modules.
 NEVER = {
     *("alembic", "apscheduler", "aws_lambda_powertools", "boto3", "botocore", "dotenv", "mako", "moto", "psutil"),
-    *("http.client", "javaproperties", "psycopg", "pydantic_settings", "pygments", "rich", "urllib.request", "xml"),
+    *(
+        "grpc",
+        "http.client",
+        "javaproperties",
+        "opentelemetry",
+        "psycopg",
+        "pydantic_settings",
+        "pygments",
+        "rich",
+        "urllib.request",
+        "xml",
+    ),
     *("dlqbatch.demo", "dlqbatch.schedule", "dlqbatch.ingest.rows", "dlqbatch.lifecycle.outbox"),
     *("dlqbatch.topology.change_ttl", "dlqbatch.topology.inspect", "dlqbatch.check.run", "dlqbatch.broker.management"),
     *("dlqbatch.aws.client", "dlqbatch.retain.folder", "dlqbatch.monitor.prometheus", "dlqbatch.monitor.receivers"),
