@@ -62,9 +62,9 @@ DELIVERY_COUNT: Final = b"x-delivery-count"
 DELIVERY_COUNTS: Final = (DELIVERY_COUNT, b"x-acquired-count")
 """What a quorum queue adds to a message that it delivers once more."""
 STREAM_OFFSET: Final = b"x-stream-offset"
-"""Where a message stands in the stream that it was read from."""
-# A republished CC routes copies; the counts and the offset belong to the queue the message leaves.
-BROKERS: Final = (*_OF_DEATHS, b"CC", b"BCC", *DELIVERY_COUNTS, STREAM_OFFSET)
+"""Where a message stands in the stream that it was read from; from any other queue, a header of its client."""
+# A republished CC routes copies; the counts belong to the queue the message leaves.
+BROKERS: Final = (*_OF_DEATHS, b"CC", b"BCC", *DELIVERY_COUNTS)
 """What the broker writes into a message it delivers; none of it may be republished."""
 
 SPRING_EXCHANGE: Final = b"x-original-exchange"

@@ -14,6 +14,8 @@ from typing import Final
 
 from dlqbatch.amqp.delivery import Delivery, open_envelope
 from dlqbatch.amqp.headers import STREAM_OFFSET
+from dlqbatch.amqp.properties import split, without_entries
+from dlqbatch.amqp.table import first_fields
 from dlqbatch.broker import frames
 from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.consume import CONSUMERS
@@ -37,11 +39,16 @@ _AHEAD_BYTES: Final = 16 * 1024 * 1024
 
 def offset_of(delivery: Delivery) -> int:
     headers = open_envelope("", "", redelivered=False, body_size=0, properties=delivery.properties).headers
-    field = headers.brokers.get(STREAM_OFFSET) if headers is not None else None
+    field = first_fields(headers.foreign).get(STREAM_OFFSET) if headers is not None else None
     offset = field.as_integer() if field is not None else None
     if offset is None:
         raise BrokerLost("a message of a stream came without its offset")
     return offset
+
+
+def without_offset(properties: bytes) -> bytes:
+    """The properties as they were published: a message that leaves its stream has no offset."""
+    return without_entries(split(properties), (STREAM_OFFSET,))
 
 
 class StreamFetch(QueueChannel):

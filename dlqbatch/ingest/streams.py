@@ -21,7 +21,7 @@ from dlqbatch.amqp.identity import digest_of
 from dlqbatch.amqp.table import to_bytes
 from dlqbatch.amqp.x_death import deaths
 from dlqbatch.broker.session import Session
-from dlqbatch.broker.streams import FIRST, End, StreamFetch, look, offset_of
+from dlqbatch.broker.streams import FIRST, End, StreamFetch, look, offset_of, without_offset
 from dlqbatch.broker.transfer import Tally, Transfer
 from dlqbatch.errors import BrokerLost, DlqbatchError
 from dlqbatch.ingest.examine import Examined
@@ -179,7 +179,9 @@ class Streams:
         def instruct(delivery: Delivery) -> Instruction:
             if examined is None:
                 return Hold(RECORDED)
-            return Gather(Arrival(examined(delivery), offset_of(delivery), digest_in_stream(delivery)))
+            offset, digest = offset_of(delivery), digest_in_stream(delivery)
+            delivery.properties = without_offset(delivery.properties)
+            return Gather(Arrival(examined(delivery), offset, digest))
 
         is_new = stream.position is None or stream.is_replaced
         start = FIRST if is_new or stream.position is None else stream.position.offset + 1

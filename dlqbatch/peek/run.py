@@ -10,14 +10,15 @@ from typing import Final
 
 from dlqbatch.amqp.delivery import Delivery, open_envelope
 from dlqbatch.amqp.fields import Fields
-from dlqbatch.amqp.headers import DELIVERY_COUNT, STREAM_OFFSET
+from dlqbatch.amqp.headers import DELIVERY_COUNT
 from dlqbatch.amqp.origin import Trust
 from dlqbatch.broker.access import access_to, connect, management_api
 from dlqbatch.broker.connection import Connection
 from dlqbatch.broker.look import look_at_head
 from dlqbatch.broker.queue_types import quorum_queues_and_streams, types_by_api, why_looking_costs
+from dlqbatch.broker.streams import offset_of
 from dlqbatch.broker.versions import DELAYS_RETRIES
-from dlqbatch.errors import BrokerUnreachable, ChannelRefused, DlqbatchError, SettingsError, TopologyMissing
+from dlqbatch.errors import BrokerUnreachable, ChannelRefused, DlqbatchError, SettingsError
 from dlqbatch.ingest.examine import examine
 from dlqbatch.logs import masking
 from dlqbatch.messages.content import ShownContent, shown_content
@@ -32,6 +33,18 @@ MOST: Final = 1_000
 _KEPT: Final = 64 * 1024 * 1024
 """Bytes of bodies that are kept to be shown."""
 _TOO_MUCH: Final = f"bodies after the first {_KEPT // 1024 // 1024} MiB are not shown: look at fewer, or filter"
+
+
+class NoSuchQueue(DlqbatchError):
+    """The queue that somebody wants to look into is not on the broker."""
+
+    exit_code = 2
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(
+            f"there is no queue '{queue}' in this virtual host. Nothing was looked at; check its name, and the virtual "
+            "host of the broker's address"
+        )
 
 
 class LookEnded(DlqbatchError):
@@ -85,16 +98,20 @@ def peek(
     wanted: Wanted,
     *,
     allows_cost: bool = False,
+    is_revealed: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Look:
-    """Look at so many messages at the head of the queue; SettingsError if it would harm them."""
+    """Look at so many messages at the head of the queue; SettingsError if it would harm them.
+
+    They are masked, unless `is_revealed`; then who sees them has been written down before.
+    """
     connection = connect(access_to(settings, "dlqbatch peek"))
     try:
         with connection.scratch_for(queue) as scratch:
             try:
                 there = scratch.look("queue", queue)
             except ChannelRefused as refused:
-                raise (TopologyMissing("queue", queue) if refused.is_gone else refused) from refused
+                raise (NoSuchQueue(queue) if refused.is_gone else refused) from refused
         kind = _kind(settings, connection, queue)
         found = _costs(settings, connection, queue, kind)
         if found.refused is not None and not allows_cost:
@@ -110,7 +127,7 @@ def peek(
             )
         # More than is ready would be waited for in vain.
         limit = number if kind == "stream" else min(number, look.ready)
-        show = _Show(look, wanted, trust_of(settings, connection), Fields(settings.fields))
+        show = _Show(look, wanted, trust_of(settings, connection), Fields(settings.fields), is_revealed)
         if (why := look_at_head(connection, queue, kind, limit, show.see, stopped)) is not None:
             raise LookEnded(f"'{queue}': {why}")
         if look.looked_at < limit and kind != "stream":
@@ -154,13 +171,14 @@ class _Show:
     wanted: Wanted
     trust: Trust
     fields: Fields
+    is_revealed: bool
     kept: int = 0
 
     def see(self, delivery: Delivery) -> None:
         look, rules = self.look, masking()
         look.looked_at += 1
         each = examine(delivery, self.trust, datetime.now(UTC), self.fields)
-        content = shown_content(delivery.properties, each.body)
+        content = shown_content(delivery.properties, each.body, is_revealed=self.is_revealed)
         app_id = (each.app_id or b"").decode(errors="backslashreplace")
         event = each.origin.event if each.origin is not None else delivery.routing_key
         is_wanted = self.wanted.holds(
@@ -176,12 +194,14 @@ class _Show:
         self.kept += len(content.unpacked.body)
         if self.kept > _KEPT:
             # To raise here would cost the connection, and every message a delivery.
-            content = shown_content(delivery.properties, b"")
+            content = shown_content(delivery.properties, b"", is_revealed=self.is_revealed)
             if _TOO_MUCH not in look.notes:
                 look.notes.append(_TOO_MUCH)
         headers = open_envelope("", "", redelivered=False, body_size=0, properties=delivery.properties).headers
-        brokers = headers.brokers if headers is not None else {}
-        numbers = {name: brokers[key].as_integer() for name, key in _NUMBERS.items() if key in brokers}
+        count = headers.brokers.get(DELIVERY_COUNT) if headers is not None else None
+        numbers = {"delivery count": count.as_integer()} if count is not None else {}
+        if look.kind == "stream":
+            numbers["offset"] = offset_of(delivery)
         facts = {
             "exchange": delivery.exchange,
             "routing key": delivery.routing_key,
@@ -194,8 +214,6 @@ class _Show:
             "error": each.failure.message,
             "source": app_id,
         }
-        shown = {name: rules.value(value) for name, value in facts.items()}
-        look.messages.append(Seen(look.looked_at, shown, content, delivery.body_size))
-
-
-_NUMBERS: Final = {"delivery count": DELIVERY_COUNT, "offset": STREAM_OFFSET}
+        if not self.is_revealed:
+            facts = {name: rules.value(value) for name, value in facts.items()}
+        look.messages.append(Seen(look.looked_at, facts, content, delivery.body_size))

@@ -183,7 +183,7 @@ OURS = [
         b"retry-after",
     )
 ]
-BROKERS = [b"x-death", b"CC", b"BCC", b"x-delivery-count", b"x-acquired-count", b"x-stream-offset"]
+BROKERS = [b"x-death", b"CC", b"BCC", b"x-delivery-count", b"x-acquired-count"]
 BROKERS += [b"x-%b-death-%b" % (a, b) for a in (b"first", b"last") for b in (b"queue", b"exchange", b"reason")]
 CLAIMS = [b"x-original-exchange", b"x-original-routingKey", b"NServiceBus.FailedQ", b"MT-Fault-InputAddress"]
 CLAIMS += [b"x-original-channel", b"x-original-group", b"rascal"]

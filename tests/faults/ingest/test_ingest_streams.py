@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import pika
 import psycopg
 import pytest
 from arrivals import arrival
@@ -15,6 +16,7 @@ from ready_store import make_tables
 from sqlalchemy import text as sql
 
 from dlqbatch import jobs
+from dlqbatch.amqp.readable import readable
 from dlqbatch.broker.streams import End
 from dlqbatch.ingest.rows import Ingestion
 from dlqbatch.ingest.streams import STORED_BEFORE, Arrival, Position, StreamReplaced, _Stored, position_of
@@ -65,6 +67,21 @@ def scene(broker_url: str, database_url: str) -> Iterator[Scene]:
 
 def numbered(first: int, end: int) -> list[bytes]:
     return [b"%05d" % number for number in range(first, end)]
+
+
+@pytest.mark.usefixtures("on_every_broker")
+def test_what_is_stored_of_a_stream_has_no_offset_and_from_a_queue_it_is_the_clients_own(scene: Scene) -> None:
+    scene.declare()
+    scene.publish(b"streamed")
+    own = pika.BasicProperties(headers={"x-stream-offset": 7, "tenant": "a"})
+    scene.side.queue("dead")
+    scene.side.channel.basic_publish("", "dead", b"queued", own)
+    scene.side.wait(lambda: scene.side.depth("dead") == 1)
+    assert scene.ingest(ingest_queues=f"{STREAM},dead").counts["recorded"] == 2
+    with reading(scene.engine) as connection:
+        stored = dict(connection.execute(sql("SELECT body, properties FROM dlq_messages")).all())
+    found = {bytes(body): readable(bytes(properties)).headers for body, properties in stored.items()}
+    assert found == {b"streamed": {}, b"queued": {"x-stream-offset": 7, "tenant": "a"}}
 
 
 @pytest.mark.usefixtures("on_every_broker")

@@ -74,6 +74,9 @@ def test_an_envelope_is_readable_exactly_if_its_table_is(data: bytes) -> None:
 
 
 def test_a_name_that_only_resembles_ours_is_foreign() -> None:
-    table = [(name, messages.long(1)) for name in (b"dlqbatch-worker-retries", b"dlqbatch-", b"DLQBATCH-ID", b"cc")]
+    table = [
+        (name, messages.long(1))
+        for name in (b"dlqbatch-worker-retries", b"dlqbatch-", b"DLQBATCH-ID", b"cc", b"x-stream-offset")
+    ]
     encoded = messages.encode_table(table)
     assert scan(encoded, 0, len(encoded)).foreign == encoded
