@@ -83,6 +83,8 @@ def undo(
         chain = _chain(connection, action)
     if action.kind == "erase":
         raise NotUndoable(action_name(action_id), "what is erased is gone")
+    if action.kind == "peek":
+        raise NotUndoable(action_name(action_id), "what was shown unmasked has been seen")
     if "plan" in action.details:
         plan = action.details["plan"]
         raise NotUndoable(

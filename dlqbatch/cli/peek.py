@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlqbatch.cli import timeline
-from dlqbatch.cli.options import AsJson, Full, Settings
+from dlqbatch.cli.options import AsJson, Full, Revealing, Settings
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, remark
 from dlqbatch.logs import plain
 
@@ -55,11 +55,13 @@ def peek(
         typer.Option("--allow-delivery-cost", help="Look although it can cost the messages a delivery of their limit."),
     ] = False,
     full: Full = False,
+    by: Revealing = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what is at the head of a live queue, and leave it there in its order; it says what the look costs.
 
-    While it looks, consumers do not see what it holds. Secrets are masked.
+    While it looks, consumers do not see what it holds. Secrets are masked. --reveal is an action of its own in the dead
+    store (`dlqbatch actions list`).
 
     dlqbatch peek orders
     dlqbatch peek orders --count 500 --event "orders.#" --text P-000087
@@ -76,7 +78,21 @@ def peek(
         fields=tuple(_pair(word, "--field") for word in field or ()),
         texts=tuple(text or ()),
     )
-    look = look_into(settings, queue, number, wanted, allows_cost=allow_delivery_cost, stopped=on_signal())
+    if by is not None:
+        from dlqbatch.peek.reveal import write_down
+        from dlqbatch.store.access import StoreClock, store_for
+
+        engine = store_for(settings)
+        write_down(engine, by, queue, number, StoreClock(engine)())
+    look = look_into(
+        settings,
+        queue,
+        number,
+        wanted,
+        allows_cost=allow_delivery_cost,
+        is_revealed=by is not None,
+        stopped=on_signal(),
+    )
     if as_json:
         print_json(look.as_dict())
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from base64 import b64decode
 from typing import TYPE_CHECKING
 
 import pika
@@ -13,9 +14,9 @@ from planted_secrets import PLAIN, leaks
 from program import Program
 
 from dlqbatch.broker.look import look_at_head
-from dlqbatch.errors import BrokerLost, SettingsError, TopologyMissing
+from dlqbatch.errors import BrokerLost, SettingsError
 from dlqbatch.peek.rules import Wanted
-from dlqbatch.peek.run import peek
+from dlqbatch.peek.run import NoSuchQueue, peek
 from dlqbatch.settings import load
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def test_what_has_expired_is_not_shown_and_a_missing_queue_is_told(side: Side, s
     side.channel.basic_publish("", QUEUE, b"there")
     side.wait(lambda: side.depth(QUEUE) == 1)
     assert [each.content.unpacked.body for each in peek(settings, QUEUE, 10, Wanted()).messages] == [b"there"]
-    with pytest.raises(TopologyMissing):
+    with pytest.raises(NoSuchQueue, match="no queue 'nowhere' in this virtual host"):
         peek(settings, "nowhere", 10, Wanted())
 
 
@@ -183,3 +184,62 @@ def test_the_command_shows_what_is_wanted_masked_and_unpacked(side: Side, option
     assert "unpacked from gzip" in said.out
     assert "'redelivered'" in said.err
     assert not leaks(said.out)
+
+
+def test_what_is_revealed_is_an_action_before_it_is_shown(side: Side, options: dict[str, str], sqlite_url: str) -> None:
+    side.queue(QUEUE)
+    side.fill(QUEUE, [json.dumps({"password": PLAIN}).encode()])
+    program = Program({**options, "database_url": sqlite_url})
+    assert program.run("db", "upgrade").code == 0
+    assert program.run("peek", QUEUE, "--reveal").code == 2  # nobody says why
+    assert not leaks(program.run("peek", QUEUE).out)
+    shown = program.run("peek", QUEUE, "--reveal", "--reason", "ticket 7", "--actor", "ann", "--json")
+    (message,) = shown.told["messages"]
+    assert (json.loads(b64decode(message["body_base64"]))["password"], message["masked"]) == (PLAIN, False)
+    missing = program.run("peek", "nowhere", "--reveal", "--reason", "ticket 8", "--actor", "ann")
+    assert (missing.code, "topology apply" in missing.err) == (2, False)
+    assert "no queue 'nowhere' in this virtual host" in missing.err
+    actions = program.run("actions", "list", "--kind", "peek", "--json").told
+    assert [(each["actor"], each["reason"], each["details"]["queue"]) for each in actions] == [
+        ("ann", "ticket 8", "nowhere"),
+        ("ann", "ticket 7", QUEUE),
+    ]
+    undone = program.run("undo", "A-1", "--reason", "r")
+    assert (undone.code, "has been seen" in undone.err) == (1, True)
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("classic", [b"1", b"2"]), ("quorum", [])])
+def test_a_quorum_queue_shows_nothing_beside_its_single_active_consumer(
+    side: Side, settings: Settings, broker_url: str, kind: str, shown: list[bytes]
+) -> None:
+    side.queue(QUEUE, kind, single_active_consumer=True)
+    other = Side(broker_url)
+    other.channel.basic_qos(prefetch_count=1)
+    other.channel.basic_consume(QUEUE, lambda *_: None)
+    for body in (b"held", b"1", b"2"):
+        side.channel.basic_publish("", QUEUE, body)
+    side.wait(lambda: side.depth(QUEUE) == 2)
+    look = peek(settings, QUEUE, 10, Wanted(), allows_cost=True)
+    assert (look.ready, [each.content.unpacked.body for each in look.messages]) == (2, shown)
+    assert any("is the single active one" in note for note in look.notes) == (not shown)
+    side.wait(lambda: side.depth(QUEUE) == 2)
+    other.close()
+    side.wait(lambda: side.depth(QUEUE) == 3)
+    assert len(peek(settings, QUEUE, 10, Wanted(), allows_cost=True).messages) == 3
+
+
+@pytest.mark.parametrize("kind", ["all", "returned", "failed"])
+def test_a_queue_whose_retries_the_broker_delays_is_not_looked_at_where_that_would_hide_it(
+    side: Side, settings: Settings, broker_release: str, kind: str
+) -> None:
+    if broker_release != "4.3":
+        return  # older brokers refuse no such argument, and delay nothing
+    arguments = {"x-queue-type": "quorum", "x-delayed-retry-type": kind, "x-delayed-retry-min": 3_600_000}
+    side.channel.queue_declare(QUEUE, durable=True, arguments=arguments)
+    side.fill(QUEUE, [b"1"])
+    if kind == "failed":  # what is put back did not fail
+        assert peek(settings, QUEUE, 10, Wanted()).looked_at == 1
+    else:
+        with pytest.raises(SettingsError, match=f"delayed retry \\('{kind}'\\) would hide what is put back"):
+            peek(settings, QUEUE, 10, Wanted())
+    side.wait(lambda: side.depth(QUEUE) == 1)

@@ -415,3 +415,22 @@ def test_content_is_revealed_only_to_who_has_the_right_and_not_without_a_line_in
     assert store.number("SELECT count(*) FROM dlq_transitions WHERE actor = 'bob'") == 0
     store.sql("REVOKE dlqbatch_revealer FROM login_dlqbatch_reader")
     assert (ask(*show), store.number(count)) == (1, 1)
+
+
+def test_a_live_queue_is_revealed_only_to_an_operator_with_the_right_and_not_without_an_action(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.furnish()
+    store.team.channel.queue_declare("live", durable=True)
+    store.team.publish("", "live", b'{"password": "nobody-sees-this"}')
+    store.team.await_depth("live", 1)
+    look = ("peek", "live", "--reveal", "--reason", "ticket 7", "--actor", "ann")
+    actions = "SELECT count(*) FROM dlq_actions WHERE kind = 'peek' AND actor = 'ann' AND reason = 'ticket 7'"
+    for role, codes in (("dlqbatch_reader", (1, 1)), ("dlqbatch_operator", (1, 0))):
+        ask = Terminal(store, role, monkeypatch, capsys)
+        assert (ask(*look), store.number(actions)) == (codes[0], 0)
+        store.sql(f"GRANT dlqbatch_revealer TO login_{role}")
+        assert ask(*look) == codes[1]
+        store.sql(f"REVOKE dlqbatch_revealer FROM login_{role}")
+        store.team.await_depth("live", 1)
+    assert store.number(actions) == 1
