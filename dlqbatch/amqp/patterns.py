@@ -43,6 +43,22 @@ def matches(pattern: str, key: str) -> bool:
     return all(word == _ANY for word in wanted[at:])
 
 
+def overlap(pattern: str, other: str) -> bool:
+    """Whether a key could match both; a name that is no pattern is a pattern of one key."""
+    rows, columns = words_of(pattern), words_of(other)
+    # Whether the words before this one in `pattern` and those before each in `other` have a key in common.
+    reached = [all(word == _ANY for word in columns[:number]) for number in range(len(columns) + 1)]
+    for row in rows:
+        before, reached = reached, [row == _ANY and reached[0]]
+        for number, column in enumerate(columns, 1):
+            if _ANY in {row, column}:
+                met = before[number] or reached[number - 1]
+            else:
+                met = before[number - 1] and (row == column or _ONE in {row, column})
+            reached.append(met)
+    return reached[-1]
+
+
 class Specificity(NamedTuple):
     """How much a pattern says; the lesser sorts first and is the more specific.
 

@@ -157,7 +157,7 @@ def load_policy(settings: Settings) -> Policy:
     events = {
         name: settings.default_max_retries if retries is None else retries for name, retries in settings.events.items()
     }
-    policy = Policy(rows, events, settings.default_max_retries)
+    policy = Policy(rows, events, settings.default_max_retries, settings.event_delays)
     if not policy and not settings.allow_empty_policy:
         raise PolicyMissing(
             "not a single event is configured, in the table dlq_event_config or in application.properties, so every "

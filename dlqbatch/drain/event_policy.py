@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from dlqbatch.amqp.patterns import TopicTrie, is_pattern, specificity
+from dlqbatch.amqp.patterns import TopicTrie, is_pattern, overlap, specificity
 
 _REMEMBERED = 8192  # routing keys whose rule is kept at hand; bounded, for anyone can invent routing keys
 _NAMED_IN_A_WARNING = 10
@@ -43,7 +43,14 @@ class Policy:
     explain: Callable[[str], Rule | None]
     """The rule that decides about an event."""
 
-    def __init__(self, rows: Iterable[EventRow], properties: Mapping[str, int], default_max_retries: int) -> None:
+    def __init__(
+        self,
+        rows: Iterable[EventRow],
+        properties: Mapping[str, int],
+        default_max_retries: int,
+        delayed: Iterable[str] = (),
+    ) -> None:
+        """`delayed` are the names and patterns that have delays of their own, which only a retry uses."""
         self._table: dict[str, EventRow] = {}
         self._properties = dict(properties)
         self._default = default_max_retries
@@ -56,10 +63,11 @@ class Policy:
             if (lower := self._table.get(row.name)) is not None:
                 doubled[row.name].append(lower.id)
             self._table[row.name] = row
-        self.warnings = tuple(_warnings(self._table, self._properties, nameless, doubled))
         self._table_patterns = TopicTrie(name for name in self._table if is_pattern(name))
         self._property_patterns = TopicTrie(name for name in properties if is_pattern(name))
         self.explain = lru_cache(maxsize=_REMEMBERED)(self._find)
+        unused = [name for name in delayed if not self._retries_some(name)]
+        self.warnings = tuple(_warnings(self._table, self._properties, nameless, doubled, unused))
 
     @property
     def size(self) -> int:
@@ -72,6 +80,14 @@ class Policy:
         """How many delayed retries the event gets; None if nothing configures it."""
         rule = self.explain(event)
         return None if rule is None else rule.max_retries
+
+    def _retries_some(self, name: str) -> bool:
+        """Whether an event of this name or pattern has a retry; of a pattern it may say so in doubt."""
+        if not is_pattern(name):
+            return (self.max_retries(name) or 0) > 0
+        rules = [self._from_table(each) for each in self._table]
+        rules += [self._from_properties(each) for each in self._properties if each not in self._table]
+        return any(rule.max_retries and overlap(name, rule.name) for rule in rules)
 
     def _find(self, event: str) -> Rule | None:
         # A name is looked up as it stands first, so that a routing key which itself holds a wildcard can be configured.
@@ -100,6 +116,7 @@ def _warnings(
     properties: Mapping[str, int],
     nameless: Sequence[int],
     doubled: Mapping[str, Sequence[int]],
+    unused: Sequence[str],
 ) -> Iterator[str]:
     if nameless:
         yield f"dlq_event_config: rows without a name are ignored: {_first(nameless)}"
@@ -115,6 +132,9 @@ def _warnings(
     if blanks:
         only = "a name with blanks around it matches only a routing key that has them"
         yield f"dlq_event_config: {only}: {_first(blanks)}"
+    if unused:
+        only = "delays say when a retry comes, not how often, and these events have none (`dlqbatch events set`)"
+        yield f"application.properties: {only}: {_first([repr(name) for name in unused])}"
 
 
 def _first(things: Sequence[int] | Sequence[str]) -> str:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import time
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlqbatch.amqp.patterns import is_pattern, matches, specificity
+from dlqbatch.amqp.patterns import is_pattern, matches, overlap, specificity
 from dlqbatch.drain.event_policy import EventRow, Policy, Rule
 
 DEFAULT = 3
@@ -151,3 +152,19 @@ def test_a_hundred_thousand_rows_are_a_policy_at_once() -> None:
     built = Policy(rows, {}, DEFAULT)
     assert time.process_time() - began < 3  # about 0.3 s on a small machine
     assert built.max_retries("app5.x.event4467.y") == built.max_retries("event.2") == DEFAULT
+
+
+def test_delays_that_no_retry_uses_are_a_warning() -> None:
+    rows = [EventRow(1, "mail.sent", 0), EventRow(2, "orders.*", None), EventRow(3, "old.#", 0)]
+    delayed = ["mail.sent", "mail.#", "orders.eu", "#.eu", "payments", "paid.*", "old.*", "*.late"]
+    (warning,) = Policy(rows, {"paid.late": 2}, DEFAULT, delayed).warnings
+    assert warning.endswith(": 'mail.sent', 'mail.#', 'payments', 'old.*'")
+    assert not Policy([EventRow(1, "a", None)], {"#": 1}, DEFAULT, ["mail.#", "payments"]).warnings
+
+
+KEYS = [".".join(words) for size in range(5) for words in product(("a", "b", "c"), repeat=size)]
+
+
+@given(NAMES, NAMES)
+def test_two_patterns_overlap_exactly_if_a_key_matches_both(one: str, other: str) -> None:
+    assert overlap(one, other) == any(matches(one, key) and matches(other, key) for key in KEYS)
