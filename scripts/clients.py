@@ -2,8 +2,8 @@
 """The clients that tests/interop runs: fetched from PyPI, npm and Debian 12 once, each part into a cache folder.
 
 `scripts/clients.py` fetches the parts that are missing, and prints where they are. Each can be deleted at any time.
-Their contents stand in tests/interop/requirements.txt and package.json, and here for Debian; other contents are another
-folder. A part that cannot be had does not keep the others away: its tests fail, and say how to get it.
+Their contents stand in tests/interop (requirements*.txt, package-lock.json), and here for Debian; other contents are
+another folder. A part that cannot be had does not keep the others away: its tests fail, and say how to get it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WANTED = Path(__file__).resolve().parent.parent / "tests" / "interop"
-REQUIREMENTS, PACKAGE = WANTED / "requirements.txt", WANTED / "package.json"
-OIDC_PACKAGE, OIDC_LOCK = (WANTED / "oidc" / name for name in ("package.json", "package-lock.json"))
+REQUIREMENTS, REMOULADES = WANTED / "requirements.txt", WANTED / "requirements-remoulade.txt"
+MOLECULERS, OIDC_PROVIDER = WANTED / "moleculer", WANTED / "oidc"
+"""moleculer's channels want an older amqplib than the others are tested with."""
+PACKAGE_FILES = ("package.json", "package-lock.json")
 
 JAVA = ("librabbitmq-client-java", "libslf4j-java")
 
@@ -63,9 +66,17 @@ def python() -> str:
     return str(PYTHON.fetched() / "bin" / "python")
 
 
+def python_of_remoulade() -> str:
+    return str(REMOULADE.fetched() / "bin" / "python")
+
+
 def node_modules() -> str:
     """For the variable NODE_PATH: the libraries from npm."""
     return str(NODE.fetched() / "node_modules")
+
+
+def moleculers_node_modules() -> str:
+    return str(MOLECULER.fetched() / "node_modules")
 
 
 def oidc_modules() -> Path:
@@ -103,24 +114,17 @@ def php() -> tuple[list[str], dict[str, str]]:
     return command, {"LD_LIBRARY_PATH": str(libraries)}
 
 
-def _make_python(folder: Path) -> None:
+def _make_python(folder: Path, requirements: Path = REQUIREMENTS) -> None:
     # Programs in an environment hold its path, but only its python is started, which finds its own place.
     venv.create(folder, with_pip=True, symlinks=True)
     pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps")
-    _call(*pip, "--disable-pip-version-check", "-r", str(REQUIREMENTS))
+    _call(*pip, "--disable-pip-version-check", "-r", str(requirements))
 
 
-def _make_node(folder: Path) -> None:
+def _make_node(folder: Path, wanted: Path = WANTED) -> None:
     _require("npm", "nodejs npm")
-    shutil.copyfile(PACKAGE, folder / "package.json")
-    npm = ("npm", "install", "--prefix", str(folder), "--silent", "--ignore-scripts", "--no-audit", "--no-fund")
-    _call(*npm, "--no-package-lock")
-
-
-def _make_oidc(folder: Path) -> None:
-    _require("npm", "nodejs npm")
-    for file in (OIDC_PACKAGE, OIDC_LOCK):
-        shutil.copyfile(file, folder / file.name)
+    for name in PACKAGE_FILES:
+        shutil.copy(wanted / name, folder)
     _call("npm", "ci", "--prefix", str(folder), "--silent", "--ignore-scripts", "--no-audit", "--no-fund")
 
 
@@ -194,6 +198,10 @@ class Part(NamedTuple):
                 shutil.rmtree(work, ignore_errors=True)
 
 
+def _lock_of(wanted: Path) -> bytes:
+    return (wanted / "package-lock.json").read_bytes()
+
+
 def _content(*packages: str) -> bytes:
     return " ".join(packages).encode()
 
@@ -204,12 +212,19 @@ PYTHON = Part(
     REQUIREMENTS.read_bytes() + repr(sys.version_info[:2]).encode(),
     _make_python,
 )
-NODE = Part("node", "amqplib and the other libraries for Node", PACKAGE.read_bytes(), _make_node)
-OIDC = Part("oidc", "oidc-provider for Node", OIDC_PACKAGE.read_bytes() + OIDC_LOCK.read_bytes(), _make_oidc)
+REMOULADE = Part(
+    "remoulade",
+    "remoulade",
+    REMOULADES.read_bytes() + repr(sys.version_info[:2]).encode(),
+    partial(_make_python, requirements=REMOULADES),
+)
+NODE = Part("node", "amqplib and the other libraries for Node", _lock_of(WANTED), _make_node)
+MOLECULER = Part("moleculer", "moleculer", _lock_of(MOLECULERS), partial(_make_node, wanted=MOLECULERS))
+OIDC = Part("oidc", "oidc-provider for Node", _lock_of(OIDC_PROVIDER), partial(_make_node, wanted=OIDC_PROVIDER))
 JAVA_CLIENT = Part("java", "RabbitMQ's client for Java", _content(*JAVA), _make_java)
 GO_CLIENT = Part("go", "Go and its client amqp091", _content(GO, AMQP091, *GO_PARTS, GO_LEFT_OUT), _make_go)
 PHP_CLIENT = Part("php", "PHP with Symfony Messenger", _content(*PHP, *LIBRARIES, *SYMFONY), _make_php)
-PARTS = (PYTHON, NODE, OIDC, JAVA_CLIENT, GO_CLIENT, PHP_CLIENT)
+PARTS = (PYTHON, REMOULADE, NODE, MOLECULER, OIDC, JAVA_CLIENT, GO_CLIENT, PHP_CLIENT)
 
 
 def _require(tool: str, packages: str) -> None:

@@ -56,6 +56,14 @@ def frameworks() -> str:
 
 
 @pytest.fixture(scope="session")
+def python_of_remoulade() -> str:
+    try:
+        return clients.python_of_remoulade()
+    except ServiceError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
 def class_path() -> str:
     """Where java and javac find the broker's client."""
     try:
@@ -69,5 +77,13 @@ def node_modules() -> dict[str, str]:
     """The variables with which node finds amqplib and the others."""
     try:
         return {"NODE_PATH": clients.node_modules()}
+    except ServiceError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def moleculers_node_modules() -> dict[str, str]:
+    try:
+        return {"NODE_PATH": clients.moleculers_node_modules()}
     except ServiceError as error:
         pytest.fail(str(error), pytrace=False)

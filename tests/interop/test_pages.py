@@ -21,7 +21,9 @@ SHOWN = [
     ("rascal.md", "js", ["rascal_worker.js"]),
     ("taskiq.md", "python", ["taskiq_worker.py"]),
 ]
-RUN_AS_THEY_STAND = {("kombu.md", "python"), ("symfony.md", "php"), ("spring.md", "java")}
+RUN_AS_THEY_STAND = {
+    *(("kombu.md", "python"), ("nestjs.md", "js"), ("moleculer.md", "js"), ("symfony.md", "php"), ("spring.md", "java"))
+}
 """Blocks that a test takes out of their page, and one whose headers are compared."""
 DESCRIBED = {("symfony.md", "yaml"), ("README.md", "sh")}
 SETUP, FAILING, MENDED = (

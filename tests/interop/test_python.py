@@ -56,6 +56,19 @@ def test_dramatiq_hands_over_what_its_own_retries_could_not_save(loop: Loop, fra
 
 
 @pytest.mark.usefixtures("on_every_broker")
+def test_what_remoulade_gave_up_is_ingested_with_its_error(loop: Loop, python_of_remoulade: str) -> None:
+    worker = str(WORKERS / "remoulade_worker.py")
+    loop.start(python_of_remoulade, worker, "work")
+    loop.call(python_of_remoulade, worker, "send", ONCE, *DYING)
+    loop.await_calls("handled", 1)
+    loop.await_depth("orders.XQ", len(DYING))
+    rows = loop.bury("orders.XQ")
+    assert_one_group_for_each_cause(rows)
+    assert rows["declined-1"]["error_type"] == "failing_work.PaymentDeclined"
+    loop.replay("orders", "orders.XQ")
+
+
+@pytest.mark.usefixtures("on_every_broker")
 def test_taskiq_hands_over_what_its_own_retries_could_not_save(loop: Loop, frameworks: str) -> None:
     dead = ("dlq-queue", "taskiq.dead_letter")
     worker = str(WORKERS / "taskiq_worker.py")
