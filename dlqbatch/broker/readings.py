@@ -74,6 +74,7 @@ class Readings:
         self._keys: dict[str, set[str | None]] = {}
         self._letters: dict[str, DeadLetters | None] = {}
         self._hiding: dict[str, bool | None] = {}
+        self._held: dict[str, int] = {}
 
     def read(self, queues: Collection[str], at: datetime) -> dict[str, QueueReading]:
         """A reading for each queue; a queue that neither the API nor AMQP could show is not in it."""
@@ -194,6 +195,19 @@ class Readings:
             except (Unanswered, AttributeError, LookupError, TypeError, ValueError):
                 self._hiding[queue] = None
         return self._hiding[queue]
+
+    def held(self, queue: str) -> int:
+        """How many of its messages somebody has taken and not settled; 0 where nobody knows.
+
+        Who looks into the queue does not see them, and they can come back to it.
+        """
+        if queue not in self._held:
+            try:
+                described = self.describe(queue)
+                self._held[queue] = 0 if described is None else _number(described[1].get("messages_unacknowledged"))
+            except (Unanswered, AttributeError, LookupError, TypeError, ValueError):
+                self._held[queue] = 0
+        return self._held[queue]
 
     def describe(self, queue: str) -> tuple[QueueFacts, Mapping[str, Any]] | None:
         """Its options with the policies in effect, and the whole answer of the API; requested every time."""

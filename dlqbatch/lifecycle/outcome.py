@@ -299,7 +299,21 @@ class Observation:
         ingests = self._newest_ingests(back, since)
         edge = emptied_since(ingests, back)
         drain = self._newest_drain(frozenset(sources), since, edge) if edge is not None and sources else None
-        return unseen([drain] if drain is not None else [], ingests, sources, back, since)
+        missing = unseen([drain] if drain is not None else [], ingests, sources, back, since)
+        return missing or self._held_elsewhere((*sorted(sources), *sorted(back)))
+
+    def _held_elsewhere(self, queues: Iterable[str]) -> str:
+        """Which of these queues holds messages that another run or program has taken: no look has seen them."""
+        held = ((queue, self.reader.readings.held(queue)) for queue in queues)
+        return next(
+            (
+                f"queue '{queue}' holds {number} unacknowledged message(s): a run or a program that has taken it may "
+                "have it yet"
+                for queue, number in held
+                if number
+            ),
+            "",
+        )
 
     def _ways_back(self, each: SentAttempt) -> tuple[Collection[str], AbstractSet[str]]:
         """The queues through which it would come back: those that drains take from, and those of ingests."""

@@ -266,6 +266,35 @@ def test_what_delayed_retry_hides_in_a_dead_letter_queue_may_be_what_was_sent(
     scene.side.close()
 
 
+@pytest.mark.parametrize("queue", ["retry-queue", "dlq-queue"])
+def test_what_another_run_holds_may_be_what_was_sent(
+    broker_url: str, management: Management, sqlite_url: str, queue: str
+) -> None:
+    scene = Scene(broker_url, sqlite_url)
+    api = "http://guest:guest@{}:{}".format(*management._address)
+    scene.side.queue(ORIGIN)
+    for name in ("retry-queue", "dlq-queue"):
+        scene.side.queue(name)
+    scene.side.fill(queue, [b"it came back"])
+    method, _, _ = scene.side.channel.basic_get(queue)
+    assert eventually(lambda: management.queue(queue).get("messages_unacknowledged") == 1)
+    (row,) = scene.send(due(1))
+    outcome.SentAttempts(scene.engine).mark_acknowledged({row: 1}, SENT, "seen by the test")
+    scene.look()  # they saw nothing: what is held is not in a queue's depth
+    (warning,) = scene.lifecycle(management_url=api)["warnings"]
+    assert f"queue '{queue}' holds 1 unacknowledged message(s)" in warning
+    assert scene.statuses(row) == ["processing"]
+    scene.side.channel.basic_ack(method.delivery_tag)
+
+    def is_resolved() -> bool:
+        scene.look()
+        scene.lifecycle(management_url=api)
+        return scene.statuses(row) == ["resolved"]
+
+    assert eventually(is_resolved)  # as soon as the broker's figures show it
+    scene.side.close()
+
+
 @pytest.mark.slow
 def test_a_quorum_queue_without_a_leader_is_not_taken_for_empty(work_folder: Path, sqlite_url: str) -> None:
     with RabbitNode(work_folder / "rabbitmq").start() as node:
