@@ -199,6 +199,8 @@ class BrokerFacts:
     """The parts of our topologies that are not there, by kind and name."""
     alarms: tuple[str, ...] = ()
     deprecated: tuple[Deprecated, ...] = ()
+    flags_off: tuple[str, ...] = ()
+    """Stable feature flags that are not enabled."""
     default_queue_type: str | None = None
     """The type of a queue that is declared without a type on this virtual host."""
     skew: float | None = None

@@ -21,14 +21,19 @@ PANELS: Final = {
     "At night: what has failed, and what to do": (
         *("status", "console", "groups", "messages", "peek", "replay", "actions", "undo", "archive"),
     ),
-    "Set-up": ("doctor", "topology", "db", "events", "rules"),
+    "Set-up": ("doctor", "upgrade-check", "topology", "db", "events", "rules"),
     "Other": ("demo",),
 }
 """The commands in the order of the help page."""
 COMMANDS: Final = tuple(name for names in PANELS.values() for name in names)
 _GROUPS: Final = frozenset({"groups", "messages", "replay", "actions", "archive", "topology", "db", "events", "rules"})
 """The groups of commands, each the `app` of its module. Any other command is the function of its name."""
-_MODULES: Final = {"db": "database", "undo": "actions", **dict.fromkeys(_JOBS, "jobs")}
+_MODULES: Final = {
+    "db": "database",
+    "undo": "actions",
+    "upgrade-check": "upgrade_check",
+    **dict.fromkeys(_JOBS, "jobs"),
+}
 """The modules that have another name than their command."""
 
 
@@ -52,7 +57,7 @@ def application(first: str | None = None) -> typer.Typer:
             if name in _GROUPS:
                 app.add_typer(module.app, name=name, cls=Contents, rich_help_panel=panel)
             else:
-                app.command(rich_help_panel=panel)(getattr(module, name))
+                app.command(name, rich_help_panel=panel)(getattr(module, name.replace("-", "_")))
     return app
 
 

@@ -263,6 +263,12 @@ EXIT_CODES_OF: Final[dict[str, dict[int, str]]] = {
     "archive show": {1: "there is none"},
     "archive restore": {1: "none came back", 3: "some came back and some did not"},
     "doctor": {1: "something serious was found"},
+    "upgrade-check": {
+        0: "nothing has to be done",
+        1: "the upgrade would fail, or stop jobs, until something is done",
+        3: "there are steps to take, such as `dlqbatch db upgrade`",
+        4: "the broker or the database cannot be reached",
+    },
     "topology plan": {0: "there is nothing to do", 3: "there is something to do"},
     "topology apply": {2: "something differs, and nothing was changed"},
     "topology delete": {1: "something is in the way", 3: "some of it is gone, and something is in the way"},

@@ -188,6 +188,15 @@ class Surveyor(Client):
             return ()
         return tuple(sorted(found, key=lambda one: one.name))
 
+    def flags_off(self) -> tuple[str, ...]:
+        """Stable feature flags that are not enabled; a broker before 3.8 has none."""
+        answer = self._get_if_allowed("feature-flags")
+        try:
+            found = [str(one["name"]) for one in answer if (one["state"], one["stability"]) == ("disabled", "stable")]
+        except (LookupError, TypeError):
+            return ()
+        return tuple(sorted(found))
+
     def default_queue_type(self) -> str | None:
         answer = self._get_if_allowed("vhosts", self.vhost)
         found = answer.get("default_queue_type") if isinstance(answer, dict) else None
@@ -288,6 +297,7 @@ def survey(connection: Connection, surveyor: Surveyor, deployment: Deployment) -
         missing=missing - {("queue", CHANGING)},
         alarms=alarms,
         deprecated=deprecated,
+        flags_off=surveyor.flags_off(),
         default_queue_type=default_type,
         skew=surveyor.skew,
         refused=refused,

@@ -62,6 +62,15 @@ def build_missing(engine: Engine, progress: Callable[[str], None] = lambda _: No
     return tuple(built)
 
 
+def missing_indexes(engine: Engine) -> tuple[str, ...]:
+    """The indexes that `build_missing` would build."""
+    if engine.dialect.name != "postgresql":
+        return ()
+    with translated(engine.url), engine.connect() as connection:
+        states: dict[str, bool] = dict(connection.execute(_FOUND).all())
+    return tuple(str(index.name) for index in _large() if not states.get(str(index.name)))
+
+
 def _large() -> Iterator[Index]:
     """In the order of their tables; a unique index is made with its columns, and not here."""
     for table in metadata.sorted_tables:

@@ -37,6 +37,14 @@ _IN_USE = (
 
 
 @dataclass(frozen=True, slots=True)
+class Pending:
+    """A migration that has not been made yet."""
+
+    revision: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Upgraded:
     before: str | None
     after: str | None
@@ -108,6 +116,12 @@ def planned(url: str, *, connect_timeout: float = 10) -> Upgraded:
         if before is not None:
             ScriptDirectory.from_config(_config()).get_revision(before)
     return Upgraded(before, latest())
+
+
+def pending(version: str) -> tuple[Pending, ...]:
+    """What `upgrade` would do to a schema of this version, which this program knows, in its order."""
+    scripts = ScriptDirectory.from_config(_config()).iterate_revisions("head", version)
+    return tuple(Pending(one.revision, one.doc.splitlines()[0].rstrip(".")) for one in reversed(list(scripts)))
 
 
 def sql(dialect: Literal["postgresql", "sqlite"]) -> str:

@@ -113,6 +113,7 @@ def everything(folder: Path) -> list[Step]:
         messages replay 2 --reason r
         ingest orders-queue --head --dry-run|peek orders-queue|peek orders-queue --json
         retain|archive list --verify|archive show 3 --full|archive restore 3 --reason r|doctor|doctor --json
+        upgrade-check|upgrade-check --json
         groups list|groups list --json|groups hold a --reason r|groups unhold a
         groups ack a|groups note a words|actions list|actions list --json|actions show A-1|undo A-1
         actions show A-1 --json|schedule --dry-run|events remove orders.*
