@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Float, Subquery, and_, func, or_, select, text
+from sqlalchemy import ColumnElement, Connection, Float, Subquery, and_, func, literal, or_, select, text, union_all
 
 from dlqbatch.lifecycle.outcome_rows import unproven
 from dlqbatch.logs import masked
@@ -43,11 +43,11 @@ from dlqbatch.store.waiting import count_overdue, next_time
 FOR_A_PERSON: Final = (Status.MANUAL, Status.FAILED)
 # The most error types and events that are named; the rest is one number.
 NAMED: Final = 20
-DEATHS_LOOKED_AT: Final = 20_000
+DEATHS_LOOKED_AT: Final = 10_000
 ENDINGS_LOOKED_AT: Final = 10_000
 RUNS_LOOKED_AT: Final = 2_000
 PLANS_LOOKED_AT: Final = 10
-ITEMS_LOOKED_AT: Final = 10_000
+ITEMS_LOOKED_AT: Final = 3_000
 # The last runs of each job that are looked at, however long ago they were.
 LAST_RUNS: Final = 20
 _MOST_JOBS: Final = 50
@@ -241,13 +241,16 @@ def _deaths(connection: Connection, now: datetime) -> tuple[Tops, tuple[EventFig
             newest.c.error_type, newest.c.event
         )
     )
+    types: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     events: Counter[str] = Counter()
     retries: Counter[str] = Counter()
     for error_type, event, number, retried in counted:
-        errors[masked(error_type or _UNKNOWN)] += number
+        types[error_type or _UNKNOWN] += number
         events[event or _UNKNOWN] += number
         retries[event or _UNKNOWN] += int(retried)
+    for error_type, number in types.items():
+        errors[masked(error_type)] += number
     return _tops(errors), tuple(EventFigures(name, n, retries[name]) for name, n in _tops(events).named)
 
 
@@ -339,41 +342,34 @@ def _runs(connection: Connection, now: datetime) -> dict[str, dict[str, int]]:
 
 def _last_runs(connection: Connection) -> tuple[LastRun, ...]:
     """The last run of each job, found job by job along the index, because there are far more runs than jobs."""
-    found: list[LastRun] = []
-    job = ""
-    while len(found) < _MOST_JOBS:
-        following = connection.scalar(select(func.min(RUNS.c.job)).where(RUNS.c.job > job, own_runs(connection)))
-        if following is None:
-            break
-        job = following
-        columns = (RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.outcome, RUNS.c.stopped_by, RUNS.c.report)
-        this = (RUNS.c.job == job, own_runs(connection))
-        last = select(*columns).where(*this).order_by(RUNS.c.started_at.desc()).limit(1)
-        row = connection.execute(last).one()
-        found.append(LastRun(job, row.started_at, row.ended_at, row.outcome, row.stopped_by, _counts(row.report)))
-    return tuple(found)
+    ours = own_runs(connection)
+    jobs = select(func.min(RUNS.c.job).label("job")).where(ours).cte("jobs", recursive=True)
+    following = select(func.min(RUNS.c.job)).where(RUNS.c.job > jobs.c.job, ours).scalar_subquery()
+    jobs = jobs.union_all(select(following).where(jobs.c.job.is_not(None)))
+    newest = select(RUNS.c.id).where(RUNS.c.job == jobs.c.job, ours).order_by(RUNS.c.started_at.desc()).limit(1)
+    ids = select(newest.correlate(jobs).scalar_subquery()).select_from(jobs).limit(_MOST_JOBS)
+    columns = (RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.outcome, RUNS.c.stopped_by, RUNS.c.report)
+    found = connection.execute(select(RUNS.c.job, *columns).where(RUNS.c.id.in_(ids)).order_by(RUNS.c.job))
+    return tuple(LastRun(*run[:-1], _counts(run.report)) for run in found)
 
 
 def _reported(connection: Connection, now: datetime) -> tuple[tuple[Reported, ...], dict[str, int]]:
     """The runs that report depths, and by job how many of its last runs in a row ended at their bound."""
     columns = (RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.report)
-    recent = (
-        select(*columns)
-        .where(_within(RUNS.c.started_at, now, _HOUR), RUNS.c.job.in_(_REPORT_DEPTHS), own_runs(connection))
-        .order_by(RUNS.c.started_at.desc())
-        .limit(RUNS_LOOKED_AT)
-    )
-    runs = [Reported(*row) for row in connection.execute(recent)]
-    in_a_row: dict[str, int] = {}
-    for job in _REPORT_DEPTHS:
-        # The last runs of a job that runs seldom, or no longer, count as well.
-        this = (RUNS.c.job == job, own_runs(connection))
-        last = select(*columns).where(*this).order_by(RUNS.c.started_at.desc()).limit(LAST_RUNS)
-        found = [Reported(*row) for row in connection.execute(last)]
-        if job in _BOUNDED and found:
-            in_a_row[job] = bounds_in_a_row(found)
-        runs += found
-    return tuple(runs), in_a_row
+    of_hour = (_within(RUNS.c.started_at, now, _HOUR), RUNS.c.job.in_(_REPORT_DEPTHS))
+    # The last runs of a job that runs seldom, or no longer, count as well.
+    wanted = [("", RUNS_LOOKED_AT, of_hour), *((job, LAST_RUNS, (RUNS.c.job == job,)) for job in _REPORT_DEPTHS)]
+    parts = []
+    for job, most, these in wanted:
+        newest = select(literal(job).label("of"), *columns).where(*these, own_runs(connection))
+        parts.append(select(newest.order_by(RUNS.c.started_at.desc()).limit(most).subquery()))
+    found: dict[str, list[Reported]] = {job: [] for job, *_ in wanted}
+    for job, *run in connection.execute(union_all(*parts)):
+        found[job].append(Reported(*run))
+    for runs in found.values():
+        runs.sort(key=lambda run: run.started_at, reverse=True)
+    in_a_row = {job: bounds_in_a_row(found[job]) for job in _BOUNDED if found[job]}
+    return tuple(run for runs in found.values() for run in runs), in_a_row
 
 
 def _counts(report: object) -> Mapping[str, int]:

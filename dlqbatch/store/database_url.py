@@ -138,9 +138,10 @@ def session_settings(statement_timeout: float) -> str:
     # Not by the `options` of the connection: some connection poolers refuse those.
     milliseconds = int(statement_timeout * 1000)
     # Whatever isolation the role or the database has by default: what is written here locks its rows, and under a
-    # stricter one every row that two workers look at would be an error.
+    # stricter one every row that two workers look at would be an error. And no JIT: for these statements, the compiling
+    # takes longer than what it saves.
     return (
         "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; "
         f"SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}; "
-        "SET idle_in_transaction_session_timeout = 60000; SET synchronous_commit = on"
+        "SET idle_in_transaction_session_timeout = 60000; SET synchronous_commit = on; SET jit = off"
     )

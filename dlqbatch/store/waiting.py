@@ -44,15 +44,22 @@ def count_overdue(connection: Connection, now: datetime) -> int:
 def next_time(connection: Connection, now: datetime) -> datetime | None:
     """When the next message becomes due."""
     level = _priorities(connection)
-    nearest = _of(connection, level, func.min(_M.next_retry_at), _M.next_retry_at > now)
+    # By order and limit: for a least value PostgreSQL reads all that wait.
+    nearest = _of(connection, level, _M.next_retry_at, _M.next_retry_at > now, first=True)
     found: datetime | None = connection.scalar(select(func.min(nearest)))
     return found
 
 
 def _of(
-    connection: Connection, level: CTE, what: ColumnElement[Any], condition: ColumnElement[bool]
+    connection: Connection,
+    level: CTE,
+    what: ColumnElement[Any],
+    condition: ColumnElement[bool],
+    *,
+    first: bool = False,
 ) -> ScalarSelect[Any]:
     of_it = select(what).where(_waits(connection), _M.priority == level.c.priority, condition)
+    of_it = of_it.order_by(what).limit(1) if first else of_it
     return of_it.correlate(level).scalar_subquery()
 
 
