@@ -74,6 +74,15 @@ Guard: TypeAlias = Annotated[
         help="Watch the queues that are sent to, and stop when consumers go away or take nothing.",
     ),
 ]
+Mended: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--mended",
+        metavar="TICKET",
+        help="What was mended since they failed. It is kept with the plan, and answers the risks that they fail "
+        "again the same way.",
+    ),
+]
 PlanReason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; it is kept with the plan.")]
 
 
@@ -95,15 +104,7 @@ def plan(
             "body such as account.id) the next goes only when the one before is acknowledged.",
         ),
     ] = None,
-    mended: Annotated[
-        str | None,
-        typer.Option(
-            "--mended",
-            metavar="TICKET",
-            help="What was mended since they failed. It is kept with the plan, and answers the risks that they fail "
-            "again the same way; the canary shows whether it is so.",
-        ),
-    ] = None,
+    mended: Mended = None,
     reason: PlanReason = "replay",
     actor: Actor,
     dry_run: DryRun = False,
@@ -295,6 +296,7 @@ def replay_messages(
     settings: Settings,
     to_queue: ToQueue = None,
     rate: Rate = None,
+    mended: Mended = None,
     reason: PlanReason = "replay",
     actor: Actor,
     dry_run: DryRun = False,
@@ -309,7 +311,7 @@ def replay_messages(
     from dlqbatch.replay.job import plan_replay
 
     options = ApplyOptions(canary=False, rate=rate)
-    selection = Selection(row_ids=tuple(row_ids), to_queue=to_queue)
+    selection = Selection(row_ids=tuple(row_ids), to_queue=to_queue, mended=mended)
     planned = plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
     if dry_run or not planned.frozen.size:
         _end_with_plan(planned, as_json=as_json)

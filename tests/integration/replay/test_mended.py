@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from program import Program
 from replay_rows import fill
 from replay_store import Store, opened
 
@@ -72,3 +73,12 @@ def test_a_mend_that_says_nothing_is_refused() -> None:
 def test_a_mend_is_no_filter() -> None:
     with pytest.raises(NotUnderstood, match="nothing says which messages"):
         Selection(mended="INC-1")
+
+
+def test_messages_that_are_replayed_at_once_keep_the_ticket_too(store: Store, broker_url: str) -> None:
+    url = store.engine.url.render_as_string(hide_password=False)
+    program = Program({"broker_url": broker_url, "database_url": url})
+    done = program.run("messages", "replay", "1", "--mended", "INC-4711")
+    assert done.code == 0, done.said
+    assert "failed before" not in done.said
+    assert "INC-4711" in program.run("replay", "status").out
