@@ -11,6 +11,7 @@ import boto3
 import pytest
 from dead_rows import add, row, store_at
 from empty_metrics import NOW
+from planted_secrets import PLAIN, leaks
 from program import Program
 from sqlalchemy import text
 from webhook_receiver import hang, hook, status
@@ -156,3 +157,22 @@ def test_a_monitor_tells_the_topic_once_of_what_fires_and_once_of_what_ends(
     jobs.run("monitor", settings, jobs.RunOptions(dry_run=True))
     heard = [json.loads(one["MessageAttributes"]["state"]["Value"]) for one in subscription.heard()]
     assert heard == [["fired"], ["resolved"]]
+
+
+@pytest.mark.parametrize("store", ["database_url", "sqlite_url"])
+def test_no_secret_of_a_message_gets_to_the_topic(
+    aws: dict[str, str], request: pytest.FixtureRequest, store: str
+) -> None:
+    """In a name that an alert tells, or in the failure that it is about."""
+    url = str(request.getfixturevalue(store))
+    subscription = Subscription()
+    names = {"origin_queue": f"q-password={PLAIN}", "event": f"e.token={PLAIN}", "source": f"app token={PLAIN}"}
+    failure = {"error_type": f"Refused password={PLAIN}", "error_message": f"for https://ann:{PLAIN}@host/?key={PLAIN}"}
+    add(store_at(url), row(status="manual", **names, **failure))
+    settings = {"database_url": url, "alert_topic": subscription.arn, "alert_backlog": "1"}
+    done = Program(settings).run("monitor", "--json")
+    assert done.code == 0, done.said
+    (heard,) = subscription.heard()
+    assert "NewGroupNeedsPerson" in heard["Message"]
+    assert "***" in heard["Message"]
+    assert leaks(json.dumps(heard)) == []
