@@ -42,6 +42,7 @@ GRANT SELECT, INSERT, DELETE ON dlq_fields TO dlqbatch_worker;
 GRANT SELECT, INSERT, UPDATE ON dlq_field_backfills, dlq_stream_offsets TO dlqbatch_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dlq_counts TO dlqbatch_worker;
 GRANT SELECT, DELETE ON dlq_count_changes TO dlqbatch_worker;
+GRANT SELECT ON dlq_facet_counts TO dlqbatch_worker;
 GRANT SELECT, DELETE ON dlq_actions, dlq_action_rows TO dlqbatch_worker;
 GRANT SELECT, INSERT, UPDATE ON dlq_groups TO dlqbatch_worker;
 
@@ -52,14 +53,14 @@ GRANT SELECT, INSERT, UPDATE ON dlq_messages, dlq_attempts, dlq_scope_breakers, 
 GRANT SELECT, INSERT, DELETE ON dlq_transitions TO dlqbatch_operator;
 GRANT SELECT, INSERT, UPDATE ON dlq_actions, dlq_action_rows, dlq_groups TO dlqbatch_operator;
 GRANT SELECT, INSERT ON dlq_runs, dlq_scopes TO dlqbatch_operator;
-GRANT SELECT ON dlq_alerts, dlq_looks, dlq_counts, dlq_count_changes, dlq_stream_offsets, dlqbatch_version TO dlqbatch_operator;
+GRANT SELECT ON dlq_alerts, dlq_looks, dlq_counts, dlq_count_changes, dlq_facet_counts, dlq_stream_offsets, dlqbatch_version TO dlqbatch_operator;
 GRANT SELECT, INSERT, DELETE ON dlq_queue_readings TO dlqbatch_operator;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dlq_scope_unproven, dlq_unproven_runs TO dlqbatch_operator;
 GRANT SELECT, INSERT, DELETE ON dlq_fields TO dlqbatch_operator;
 GRANT SELECT, UPDATE, DELETE ON dlq_cold_copies TO dlqbatch_operator;
 
 -- Who only looks: status, messages list, groups, search, show and journal, replay status, rules list, events list, db current.
-GRANT SELECT ON dlq_event_config, dlq_rules, dlq_messages, dlq_attempts, dlq_transitions, dlq_runs, dlq_scopes, dlq_scope_breakers, dlq_plans, dlq_plan_items, dlq_alerts, dlq_looks, dlq_scope_unproven, dlq_actions, dlq_action_rows, dlq_fields, dlq_groups, dlq_counts, dlq_count_changes, dlq_stream_offsets, dlqbatch_version TO dlqbatch_reader;
+GRANT SELECT ON dlq_event_config, dlq_rules, dlq_messages, dlq_attempts, dlq_transitions, dlq_runs, dlq_scopes, dlq_scope_breakers, dlq_plans, dlq_plan_items, dlq_alerts, dlq_looks, dlq_scope_unproven, dlq_actions, dlq_action_rows, dlq_fields, dlq_groups, dlq_counts, dlq_count_changes, dlq_facet_counts, dlq_stream_offsets, dlqbatch_version TO dlqbatch_reader;
 
 -- Who may also use --reveal and edit a body: a reader or an operator who is a member of this group too. The view lets
 -- them add the line of the journal that says who saw what, and no other line.

@@ -728,4 +728,76 @@ CREATE INDEX dlq_transitions_edits ON dlq_transitions USING btree (message_id) W
 
 UPDATE dlqbatch_version SET version_num='0020' WHERE dlqbatch_version.version_num = '0019';
 
+-- Running upgrade 0020 -> 0021
+
+CREATE TABLE dlq_facet_counts (
+    scope_id INTEGER NOT NULL,
+    fingerprint TEXT NOT NULL,
+    origin_queue TEXT NOT NULL,
+    error_type TEXT NOT NULL,
+    event TEXT NOT NULL,
+    source TEXT NOT NULL,
+    pending INTEGER DEFAULT 0 NOT NULL,
+    processing INTEGER DEFAULT 0 NOT NULL,
+    resolved INTEGER DEFAULT 0 NOT NULL,
+    failed INTEGER DEFAULT 0 NOT NULL,
+    manual INTEGER DEFAULT 0 NOT NULL,
+    archived INTEGER DEFAULT 0 NOT NULL,
+    PRIMARY KEY (scope_id, fingerprint, origin_queue, error_type, event, source)
+);
+
+ALTER TABLE dlq_count_changes ADD COLUMN error_type TEXT;
+
+ALTER TABLE dlq_count_changes ADD COLUMN event TEXT;
+
+ALTER TABLE dlq_count_changes ADD COLUMN source TEXT;
+
+ALTER TABLE dlq_facet_counts SET (fillfactor = 70);
+
+CREATE OR REPLACE FUNCTION dlq_count_messages() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO dlq_count_changes (scope_id, fingerprint, origin_queue, error_type, event, source, pending, processing, resolved, failed, manual, archived)
+        SELECT scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue, substr(error_type, 1, 150) AS error_type, substr(event, 1, 150) AS event, substr(source, 1, 150) AS source, nullif(count(*) FILTER (WHERE status = 'pending'), 0), nullif(count(*) FILTER (WHERE status = 'processing'), 0), nullif(count(*) FILTER (WHERE status = 'resolved'), 0), nullif(count(*) FILTER (WHERE status = 'failed'), 0), nullif(count(*) FILTER (WHERE status = 'manual'), 0), nullif(count(*) FILTER (WHERE status = 'archived'), 0) FROM added GROUP BY 1, 2, 3, 4, 5, 6;
+    ELSIF TG_OP = 'UPDATE' THEN
+        INSERT INTO dlq_count_changes (scope_id, fingerprint, origin_queue, error_type, event, source, pending, processing, resolved, failed, manual, archived)
+        SELECT scope_id, fingerprint, origin_queue, error_type, event, source, nullif(sum(n) FILTER (WHERE status = 'pending'), 0), nullif(sum(n) FILTER (WHERE status = 'processing'), 0), nullif(sum(n) FILTER (WHERE status = 'resolved'), 0), nullif(sum(n) FILTER (WHERE status = 'failed'), 0), nullif(sum(n) FILTER (WHERE status = 'manual'), 0), nullif(sum(n) FILTER (WHERE status = 'archived'), 0)
+        FROM (SELECT scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue, substr(error_type, 1, 150) AS error_type, substr(event, 1, 150) AS event, substr(source, 1, 150) AS source, status, 1 AS n FROM added UNION ALL SELECT scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue, substr(error_type, 1, 150) AS error_type, substr(event, 1, 150) AS event, substr(source, 1, 150) AS source, status, -1 FROM removed) AS each GROUP BY scope_id, fingerprint, origin_queue, error_type, event, source
+        HAVING sum(n) FILTER (WHERE status = 'pending') <> 0 OR sum(n) FILTER (WHERE status = 'processing') <> 0 OR sum(n) FILTER (WHERE status = 'resolved') <> 0 OR sum(n) FILTER (WHERE status = 'failed') <> 0 OR sum(n) FILTER (WHERE status = 'manual') <> 0 OR sum(n) FILTER (WHERE status = 'archived') <> 0;
+    ELSIF TG_OP = 'DELETE' THEN
+        INSERT INTO dlq_count_changes (scope_id, fingerprint, origin_queue, error_type, event, source, pending, processing, resolved, failed, manual, archived)
+        SELECT scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue, substr(error_type, 1, 150) AS error_type, substr(event, 1, 150) AS event, substr(source, 1, 150) AS source, nullif(-count(*) FILTER (WHERE status = 'pending'), 0), nullif(-count(*) FILTER (WHERE status = 'processing'), 0), nullif(-count(*) FILTER (WHERE status = 'resolved'), 0), nullif(-count(*) FILTER (WHERE status = 'failed'), 0), nullif(-count(*) FILTER (WHERE status = 'manual'), 0), nullif(-count(*) FILTER (WHERE status = 'archived'), 0) FROM removed GROUP BY 1, 2, 3, 4, 5, 6;
+    ELSE
+        DELETE FROM dlq_count_changes;
+        DELETE FROM dlq_counts WHERE scope_id <> 0;
+        DELETE FROM dlq_facet_counts WHERE scope_id <> 0;
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION dlq_count_facets() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO dlq_facet_counts AS kept (scope_id, fingerprint, origin_queue, error_type, event, source, pending, processing, resolved, failed, manual, archived)
+    SELECT scope_id, fingerprint, origin_queue, coalesce(error_type, '') AS error_type, coalesce(event, '') AS event, coalesce(source, '') AS source, coalesce(sum(pending), 0), coalesce(sum(processing), 0), coalesce(sum(resolved), 0), coalesce(sum(failed), 0), coalesce(sum(manual), 0), coalesce(sum(archived), 0)
+    FROM removed GROUP BY 1, 2, 3, 4, 5, 6
+    ON CONFLICT (scope_id, fingerprint, origin_queue, error_type, event, source) DO UPDATE SET pending = kept.pending + excluded.pending, processing = kept.processing + excluded.processing, resolved = kept.resolved + excluded.resolved, failed = kept.failed + excluded.failed, manual = kept.manual + excluded.manual, archived = kept.archived + excluded.archived;
+    DELETE FROM dlq_facet_counts AS kept USING (SELECT DISTINCT scope_id, fingerprint, origin_queue, coalesce(error_type, '') AS error_type, coalesce(event, '') AS event, coalesce(source, '') AS source FROM removed) AS gone
+    WHERE kept.scope_id = gone.scope_id AND kept.fingerprint = gone.fingerprint AND kept.origin_queue = gone.origin_queue AND kept.error_type = gone.error_type AND kept.event = gone.event AND kept.source = gone.source AND kept.pending = 0 AND kept.processing = 0 AND kept.resolved = 0 AND kept.failed = 0 AND kept.manual = 0 AND kept.archived = 0;
+    RETURN NULL;
+END
+$$;
+
+REVOKE ALL ON FUNCTION dlq_count_facets() FROM PUBLIC;
+
+DO $$ BEGIN EXECUTE 'ALTER FUNCTION dlq_count_messages() SET search_path = ' || quote_ident(current_schema()) || ', pg_temp'; END $$;
+
+DO $$ BEGIN EXECUTE 'ALTER FUNCTION dlq_count_facets() SET search_path = ' || quote_ident(current_schema()) || ', pg_temp'; END $$;
+
+CREATE TRIGGER dlq_count_changes_added_up AFTER DELETE ON dlq_count_changes REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION dlq_count_facets();
+
+INSERT INTO dlq_facet_counts (scope_id, fingerprint, origin_queue, error_type, event, source) SELECT 0, '', '', '', '', '' WHERE NOT EXISTS (SELECT FROM dlq_messages);
+
+UPDATE dlqbatch_version SET version_num='0021' WHERE dlqbatch_version.version_num = '0020';
+
 COMMIT;

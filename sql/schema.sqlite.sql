@@ -708,4 +708,69 @@ CREATE INDEX dlq_transitions_edits ON dlq_transitions (message_id) WHERE from_st
 
 UPDATE dlqbatch_version SET version_num='0020' WHERE dlqbatch_version.version_num = '0019';
 
+-- Running upgrade 0020 -> 0021
+
+CREATE TABLE dlq_facet_counts (
+    scope_id INTEGER NOT NULL,
+    fingerprint TEXT NOT NULL,
+    origin_queue TEXT NOT NULL,
+    error_type TEXT NOT NULL,
+    event TEXT NOT NULL,
+    source TEXT NOT NULL,
+    pending INTEGER DEFAULT 0 NOT NULL,
+    processing INTEGER DEFAULT 0 NOT NULL,
+    resolved INTEGER DEFAULT 0 NOT NULL,
+    failed INTEGER DEFAULT 0 NOT NULL,
+    manual INTEGER DEFAULT 0 NOT NULL,
+    archived INTEGER DEFAULT 0 NOT NULL,
+    PRIMARY KEY (scope_id, fingerprint, origin_queue, error_type, event, source)
+);
+
+ALTER TABLE dlq_count_changes ADD COLUMN error_type TEXT;
+
+ALTER TABLE dlq_count_changes ADD COLUMN event TEXT;
+
+ALTER TABLE dlq_count_changes ADD COLUMN source TEXT;
+
+DROP TRIGGER dlq_messages_count_insert;
+
+DROP TRIGGER dlq_messages_count_update;
+
+DROP TRIGGER dlq_messages_count_delete;
+
+CREATE TRIGGER dlq_messages_count_insert AFTER INSERT ON dlq_messages BEGIN
+    INSERT INTO dlq_counts (scope_id, fingerprint, origin_queue, pending, processing, resolved, failed, manual, archived)
+    VALUES (NEW.scope_id, NEW.fingerprint, coalesce(NEW.origin_queue, ''), NEW.status = 'pending', NEW.status = 'processing', NEW.status = 'resolved', NEW.status = 'failed', NEW.status = 'manual', NEW.status = 'archived')
+    ON CONFLICT (scope_id, fingerprint, origin_queue) DO UPDATE SET pending = pending + excluded.pending, processing = processing + excluded.processing, resolved = resolved + excluded.resolved, failed = failed + excluded.failed, manual = manual + excluded.manual, archived = archived + excluded.archived;
+    INSERT INTO dlq_facet_counts (scope_id, fingerprint, origin_queue, error_type, event, source, pending, processing, resolved, failed, manual, archived)
+    VALUES (NEW.scope_id, NEW.fingerprint, coalesce(NEW.origin_queue, ''), substr(coalesce(NEW.error_type, ''), 1, 150), substr(coalesce(NEW.event, ''), 1, 150), substr(coalesce(NEW.source, ''), 1, 150), NEW.status = 'pending', NEW.status = 'processing', NEW.status = 'resolved', NEW.status = 'failed', NEW.status = 'manual', NEW.status = 'archived')
+    ON CONFLICT (scope_id, fingerprint, origin_queue, error_type, event, source) DO UPDATE SET pending = pending + excluded.pending, processing = processing + excluded.processing, resolved = resolved + excluded.resolved, failed = failed + excluded.failed, manual = manual + excluded.manual, archived = archived + excluded.archived;
+END;
+
+CREATE TRIGGER dlq_messages_count_update AFTER UPDATE OF scope_id, fingerprint, origin_queue, error_type, event, source, status ON dlq_messages BEGIN
+    UPDATE dlq_counts SET pending = pending - (OLD.status = 'pending'), processing = processing - (OLD.status = 'processing'), resolved = resolved - (OLD.status = 'resolved'), failed = failed - (OLD.status = 'failed'), manual = manual - (OLD.status = 'manual'), archived = archived - (OLD.status = 'archived')
+    WHERE scope_id = OLD.scope_id AND fingerprint = OLD.fingerprint AND origin_queue = coalesce(OLD.origin_queue, '');
+    UPDATE dlq_facet_counts SET pending = pending - (OLD.status = 'pending'), processing = processing - (OLD.status = 'processing'), resolved = resolved - (OLD.status = 'resolved'), failed = failed - (OLD.status = 'failed'), manual = manual - (OLD.status = 'manual'), archived = archived - (OLD.status = 'archived')
+    WHERE scope_id = OLD.scope_id AND fingerprint = OLD.fingerprint AND origin_queue = coalesce(OLD.origin_queue, '') AND error_type = substr(coalesce(OLD.error_type, ''), 1, 150) AND event = substr(coalesce(OLD.event, ''), 1, 150) AND source = substr(coalesce(OLD.source, ''), 1, 150);
+    INSERT INTO dlq_counts (scope_id, fingerprint, origin_queue, pending, processing, resolved, failed, manual, archived)
+    VALUES (NEW.scope_id, NEW.fingerprint, coalesce(NEW.origin_queue, ''), NEW.status = 'pending', NEW.status = 'processing', NEW.status = 'resolved', NEW.status = 'failed', NEW.status = 'manual', NEW.status = 'archived')
+    ON CONFLICT (scope_id, fingerprint, origin_queue) DO UPDATE SET pending = pending + excluded.pending, processing = processing + excluded.processing, resolved = resolved + excluded.resolved, failed = failed + excluded.failed, manual = manual + excluded.manual, archived = archived + excluded.archived;
+    INSERT INTO dlq_facet_counts (scope_id, fingerprint, origin_queue, error_type, event, source, pending, processing, resolved, failed, manual, archived)
+    VALUES (NEW.scope_id, NEW.fingerprint, coalesce(NEW.origin_queue, ''), substr(coalesce(NEW.error_type, ''), 1, 150), substr(coalesce(NEW.event, ''), 1, 150), substr(coalesce(NEW.source, ''), 1, 150), NEW.status = 'pending', NEW.status = 'processing', NEW.status = 'resolved', NEW.status = 'failed', NEW.status = 'manual', NEW.status = 'archived')
+    ON CONFLICT (scope_id, fingerprint, origin_queue, error_type, event, source) DO UPDATE SET pending = pending + excluded.pending, processing = processing + excluded.processing, resolved = resolved + excluded.resolved, failed = failed + excluded.failed, manual = manual + excluded.manual, archived = archived + excluded.archived;
+END;
+
+CREATE TRIGGER dlq_messages_count_delete AFTER DELETE ON dlq_messages BEGIN
+    UPDATE dlq_counts SET pending = pending - (OLD.status = 'pending'), processing = processing - (OLD.status = 'processing'), resolved = resolved - (OLD.status = 'resolved'), failed = failed - (OLD.status = 'failed'), manual = manual - (OLD.status = 'manual'), archived = archived - (OLD.status = 'archived')
+    WHERE scope_id = OLD.scope_id AND fingerprint = OLD.fingerprint AND origin_queue = coalesce(OLD.origin_queue, '');
+    UPDATE dlq_facet_counts SET pending = pending - (OLD.status = 'pending'), processing = processing - (OLD.status = 'processing'), resolved = resolved - (OLD.status = 'resolved'), failed = failed - (OLD.status = 'failed'), manual = manual - (OLD.status = 'manual'), archived = archived - (OLD.status = 'archived')
+    WHERE scope_id = OLD.scope_id AND fingerprint = OLD.fingerprint AND origin_queue = coalesce(OLD.origin_queue, '') AND error_type = substr(coalesce(OLD.error_type, ''), 1, 150) AND event = substr(coalesce(OLD.event, ''), 1, 150) AND source = substr(coalesce(OLD.source, ''), 1, 150);
+END;
+
+INSERT INTO dlq_facet_counts (scope_id, fingerprint, origin_queue, error_type, event, source, pending, processing, resolved, failed, manual, archived) SELECT scope_id, fingerprint, coalesce(origin_queue, ''), substr(coalesce(error_type, ''), 1, 150), substr(coalesce(event, ''), 1, 150), substr(coalesce(source, ''), 1, 150), sum(status = 'pending'), sum(status = 'processing'), sum(status = 'resolved'), sum(status = 'failed'), sum(status = 'manual'), sum(status = 'archived') FROM dlq_messages GROUP BY 1, 2, 3, 4, 5, 6;
+
+INSERT INTO dlq_facet_counts (scope_id, fingerprint, origin_queue, error_type, event, source) SELECT 0, '', '', '', '', '';
+
+UPDATE dlqbatch_version SET version_num='0021' WHERE dlqbatch_version.version_num = '0020';
+
 COMMIT;

@@ -21,9 +21,11 @@ from dlqbatch.logs import plain
 from dlqbatch.messages.actions import Listing
 from dlqbatch.messages.queries import linked_by_edits
 from dlqbatch.messages.shown import Reveal, Shown
-from dlqbatch.store import filter_conditions
+from dlqbatch.store import counts, filter_conditions
+from dlqbatch.store.counts import Where
 from dlqbatch.store.engine import reading
 from dlqbatch.store.filters import Filters, NotUnderstood
+from dlqbatch.store.filters_on_counts import conditions_on_counts, states_of
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import MESSAGES
 
@@ -102,14 +104,18 @@ def count(call: Call, filters: Filters, page: Listing) -> Count:
     """How many match: exactly where that is cheap; with a text what this page shows, for no index knows it."""
     if filters.texts:
         return Count(len(page.messages), is_exact=page.next is None and not call.one("after"))
-    if filters == Filters(statuses=filters.statuses):
-        states = call.console.snapshots.get(call.console).metrics.states
-        return Count(sum(states[status] for status in filters.statuses or tuple(Status)), is_exact=True)
     with reading(call.console.engine) as connection:
+        if filters == Filters(statuses=filters.statuses):
+            statuses = filters.statuses or tuple(Status)
+            return Count(counts.number(connection, statuses, Where(lambda _: [])), is_exact=True)
         return _counted(connection, filters)
 
 
 def _counted(connection: Connection, filters: Filters) -> Count:
+    statuses = states_of(filters, tuple(Status))
+    if statuses and (where := conditions_on_counts(connection, filters)) is not None:
+        number = counts.number(connection, statuses, where)
+        return Count(min(number, COUNTED), number <= COUNTED)
     conditions = filter_conditions.conditions(connection, filters) + filter_conditions.text_conditions(filters)
     some = select(MESSAGES.c.id).where(*conditions).limit(COUNTED + 1).subquery()
     number = int(connection.scalar(select(func.count()).select_from(some)) or 0)

@@ -12,7 +12,7 @@ from sqlalchemy import Column, Connection, Engine, Subquery, func, select
 from dlqbatch.groups.decisions import the_group
 from dlqbatch.groups.state import BEFORE, RECENT, Acknowledged, Arrivals, GroupState, state_of
 from dlqbatch.ingest.same_failure import description, groups_alike
-from dlqbatch.messages.queries import SUMMARY, CountedGroup, LargestGroups, Record, largest_groups
+from dlqbatch.messages.queries import CountedGroup, LargestGroups, Record, largest_groups, newest_of
 from dlqbatch.messages.shown import masked_record
 from dlqbatch.store import holds
 from dlqbatch.store.access import StoreClock
@@ -212,9 +212,7 @@ def _newest(connection: Connection, largest: LargestGroups) -> dict[_Key, Record
     keys = given.c
     in_queue = func.coalesce(_M.origin_queue, "") == func.coalesce(keys.origin_queue, "")
     these = (_M.fingerprint == keys.fingerprint, in_queue, _M.created_at == keys.created_at)
-    newest = select(_M.id).where(*largest.conditions, *these).order_by(_M.id.desc()).limit(1)
-    ids = list(connection.scalars(select(newest.correlate(given).scalar_subquery()).select_from(given)))
-    rows = [Record(*row) for row in connection.execute(select(*SUMMARY).where(in_list(connection, _M.id, ids)))]
+    rows = newest_of(connection, given, largest.conditions, these)
     return {(row.fingerprint, row.origin_queue or ""): masked_record(row) for row in rows}
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from dlqbatch.store.bulk import in_list
-from dlqbatch.store.counts import largest
+from dlqbatch.store.counts import Columns, Where, largest
 from dlqbatch.store.scopes import own
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES
@@ -50,8 +50,8 @@ def composition(connection: Connection, fingerprint: str, now: datetime) -> Comp
     """The transaction has to be one snapshot."""
     of_group = and_(_M.fingerprint == fingerprint, own(connection))
     these = partial(_is_this, fingerprint)
-    found, _ = largest(connection, tuple(Status), 1, these, by_queue=False, since=None)
-    states = [figures for each in found.values() for figures in each]
+    counted = largest(connection, tuple(Status), 1, Where(these), by_queue=False, since=None)
+    states = [figures for each in counted[0].values() for figures in each] if counted else []
     columns = (_M.id, _M.error_type, _M.origin_queue, _M.event, _M.source, _M.created_at)
     newest = connection.execute(
         select(*columns, func.length(_M.body).label("size"))
@@ -82,8 +82,8 @@ def composition(connection: Connection, fingerprint: str, now: datetime) -> Comp
     )
 
 
-def _is_this(fingerprint: str, group: ColumnElement[Any], _: ColumnElement[Any]) -> list[ColumnElement[bool]]:
-    return [group == fingerprint]
+def _is_this(fingerprint: str, columns: Columns) -> list[ColumnElement[bool]]:
+    return [columns.fingerprint == fingerprint]
 
 
 def _most(values: Iterable[str | None]) -> dict[str, int]:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, literal, or_, select, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, Row, Subquery, and_, case, func, literal, or_, select, tuple_
 
 from dlqbatch.store import counts, filter_conditions
-from dlqbatch.store.bulk import in_list
+from dlqbatch.store.bulk import in_list, values_table
 from dlqbatch.store.column_types import BIGINT, Time
 from dlqbatch.store.counts import Figures, Since
 from dlqbatch.store.filters import Filters, Place
+from dlqbatch.store.filters_on_counts import conditions_on_counts, seldom_together, states_of
 from dlqbatch.store.journal import EDIT_OF, EDITED
 from dlqbatch.store.states import Outcome, Status, Strategy
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES, TRANSITIONS
@@ -75,7 +76,10 @@ def page_of(
     after: Place | None = None,
 ) -> tuple[list[Row[*tuple[Any, ...]]], Place | None]:
     """These columns of the messages, the newest first, and the place where the page ended."""
+    if (few := seldom_together(connection, filters)) == set():
+        return [], None
     conditions = filter_conditions.conditions(connection, filters)
+    conditions += [] if few is None else [in_list(connection, _M.fingerprint, few)]
     if after is not None:
         conditions.append(_key() < _at(after))
     last = None
@@ -96,12 +100,30 @@ def page_of(
 def groups(connection: Connection, filters: Filters, limit: int = 50) -> Groups:
     """Equal failures together; without a status, those that are not over yet."""
     largest = largest_groups(connection, filters, limit)
-    found = []
-    for each in largest.groups:
-        ours = (*largest.conditions, _M.fingerprint == each.fingerprint, _M.created_at == each.last)
-        sample = Record(*connection.execute(select(*SUMMARY).where(*ours).order_by(*_newest()).limit(1)).one())
-        found.append(Group(each.fingerprint, each.counts, each.first, each.last, sample))
+    columns: dict[Column[Any], list[Any]] = {
+        _M.fingerprint: [each.fingerprint for each in largest.groups],
+        _M.created_at: [each.last for each in largest.groups],
+    }
+    given = values_table(connection, columns)
+    these = (_M.fingerprint == given.c.fingerprint, _M.created_at == given.c.created_at)
+    samples = {each.fingerprint: each for each in newest_of(connection, given, largest.conditions, these)}
+    found = (
+        Group(each.fingerprint, each.counts, each.first, each.last, samples[each.fingerprint])
+        for each in largest.groups
+    )
     return Groups(tuple(found), largest.is_complete, largest.total)
+
+
+def newest_of(
+    connection: Connection,
+    given: Subquery,
+    conditions: Sequence[ColumnElement[bool]],
+    these: Sequence[ColumnElement[bool]],
+) -> list[Record]:
+    """The newest message for each row of a table of values, which `these` conditions compare with the messages."""
+    newest = select(_M.id).where(*conditions, *these).order_by(_M.id.desc()).limit(1)
+    ids = list(connection.scalars(select(newest.correlate(given).scalar_subquery()).select_from(given)))
+    return [Record(*row) for row in connection.execute(select(*SUMMARY).where(in_list(connection, _M.id, ids)))]
 
 
 class CountedGroup(NamedTuple):
@@ -130,13 +152,15 @@ def largest_groups(
     connection: Connection, filters: Filters, limit: int, *, by_queue: bool = False, since: Since | None = None
 ) -> LargestGroups:
     """The groups with most messages. The transaction has to be one snapshot."""
-    statuses = filters.statuses or WAITING
+    statuses = states_of(filters, WAITING)
     conditions = [*filter_conditions.conditions(connection, filters), _M.status.in_(statuses)]
-    where = filter_conditions.conditions_on_counts(connection, filters)
-    if where is not None:
-        found, total = counts.largest(connection, statuses, limit, where, by_queue=by_queue, since=since)
-        groups = [_counted_group(key, figures) for key, figures in found.items() if figures]
-        return LargestGroups(groups, conditions, is_complete=True, total=total)
+    if not statuses:
+        return LargestGroups([], conditions, is_complete=True, total=0)
+    where = conditions_on_counts(connection, filters)
+    counted = where and counts.largest(connection, statuses, limit, where, by_queue=by_queue, since=since)
+    if counted is not None:
+        groups = [_counted_group(key, figures) for key, figures in counted[0].items() if figures]
+        return LargestGroups(groups, conditions, is_complete=True, total=counted[1])
     # An index holds status, fingerprint and queue of every row: other filters must look at the rows.
     texts = filter_conditions.text_conditions(filters)
     edge = _nth(connection, conditions, COUNTED)
@@ -148,9 +172,8 @@ def largest_groups(
     rows: dict[tuple[str, ...], list[Figures]] = {}
     for row in connection.execute(select(*key, *numbers).where(*conditions).group_by(*key, _M.status)):
         rows.setdefault(tuple(row[: len(key)]), []).append(Figures(*row[len(key) :]))
-    groups = [_counted_group(*each) for each in rows.items()]
-    groups.sort(key=lambda group: (-sum(group.counts.values()), group.fingerprint, group.queue))
-    return LargestGroups(groups[:limit], conditions, edge is None, len(rows))
+    top = sorted(rows.items(), key=lambda each: (-sum(figures.messages for figures in each[1]), *each[0]))[:limit]
+    return LargestGroups([_counted_group(*each) for each in top], conditions, edge is None, len(rows))
 
 
 def _lately(since: Since | None) -> tuple[ColumnElement[int], ColumnElement[int]]:

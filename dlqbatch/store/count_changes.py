@@ -8,7 +8,15 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, text
 
-from dlqbatch.store.counts import COUNTS, IS_COUNTED, NO_SCOPE
+from dlqbatch.store.counts import (
+    COUNTS,
+    FACET_COUNTS,
+    FACETS,
+    IS_COUNTED,
+    IS_COUNTED_BY_FACET,
+    LONGEST_FACET,
+    NO_SCOPE,
+)
 from dlqbatch.store.engine import translated, writing
 from dlqbatch.store.indexes import alone
 from dlqbatch.store.states import Status
@@ -52,6 +60,28 @@ _ADD_WHAT_WAS_THERE: Final = text(
 )
 
 
+_FACET_KEY: Final = f"{_KEY}, {', '.join(FACETS)}"
+_FORGET_ZEROS_OF_FACETS: Final = text(
+    f"DELETE FROM dlq_facet_counts WHERE scope_id <> {NO_SCOPE} AND {_each('{each} = 0', ' AND ')}"  # noqa: S608
+)
+_ADD_FACETS_OF_WHAT_WAS_THERE: Final = text(
+    f"""
+    INSERT INTO dlq_facet_counts AS kept ({_FACET_KEY}, {_each("{each}")})
+    SELECT {_FACET_KEY}, {_each("coalesce(sum({each}), 0)")} FROM (
+        SELECT {_KEY}, {", ".join(f"coalesce({name}, '') AS {name}" for name in FACETS)}, {_each("{each}")} FROM (
+            SELECT scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue,
+                {", ".join(f"substr({name}, 1, {LONGEST_FACET}) AS {name}" for name in FACETS)},
+                {_each("count(*) FILTER (WHERE status = '{each}') AS {each}")}
+            FROM dlq_messages GROUP BY 1, 2, 3, 4, 5, 6
+            UNION ALL SELECT {_FACET_KEY}, {_each("-{each}")} FROM dlq_facet_counts
+            UNION ALL SELECT {_FACET_KEY}, {_each("-{each}")} FROM dlq_count_changes
+        ) AS listed
+    ) AS difference GROUP BY {_FACET_KEY} HAVING {_each("sum({each}) <> 0", " OR ")}
+    ON CONFLICT ({_FACET_KEY}) DO UPDATE SET {_each("{each} = kept.{each} + excluded.{each}")}
+    """  # noqa: S608  (names of columns)
+)
+
+
 def merge(engine: Engine, seconds: float = 5.0) -> int:
     """Add up what was appended, in transactions of a bounded size, for so long; returns the number of rows."""
     ends = time.monotonic() + seconds
@@ -64,6 +94,8 @@ def merge(engine: Engine, seconds: float = 5.0) -> int:
                 continue
             if taken is not None:
                 connection.execute(_FORGET_ZEROS)
+                if connection.dialect.name == "sqlite":  # in PostgreSQL the trigger has forgotten them
+                    connection.execute(_FORGET_ZEROS_OF_FACETS)
             return done
 
 
@@ -83,10 +115,17 @@ def count_stored(engine: Engine, progress: Callable[[str], None] = lambda _: Non
     """
     if engine.dialect.name != "postgresql":
         return
-    with translated(engine.url), alone(engine, _COUNTS_ONE_AT_A_TIME), writing(engine) as connection:
-        if connection.scalar(IS_COUNTED) is not None:
-            return
-        progress("counting the messages that are there; jobs go on meanwhile")
-        connection.execute(_ADD_WHAT_WAS_THERE)
-        connection.execute(COUNTS.insert().values(scope_id=NO_SCOPE, fingerprint="", origin_queue=""))
-    merge(engine)
+    with translated(engine.url), alone(engine, _COUNTS_ONE_AT_A_TIME):
+        with writing(engine) as connection:
+            if connection.scalar(IS_COUNTED) is None:
+                progress("counting the messages that are there; jobs go on meanwhile")
+                connection.execute(_ADD_WHAT_WAS_THERE)
+                connection.execute(COUNTS.insert().values(scope_id=NO_SCOPE, fingerprint="", origin_queue=""))
+        with writing(engine) as connection:
+            if connection.scalar(IS_COUNTED_BY_FACET) is None:
+                progress("counting them by error type, event and publisher")
+                # A merge waits for the next monitor; the lock comes first, and then the snapshot of the statement.
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MERGES_ONE_AT_A_TIME})
+                connection.execute(_ADD_FACETS_OF_WHAT_WAS_THERE)
+                marker = dict.fromkeys(("fingerprint", "origin_queue", *FACETS), "")
+                connection.execute(FACET_COUNTS.insert().values(scope_id=NO_SCOPE, **marker))

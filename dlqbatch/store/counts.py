@@ -28,11 +28,13 @@ from sqlalchemy import (
     cast,
     func,
     literal,
+    not_,
     or_,
     select,
     text,
     union_all,
 )
+from sqlalchemy.sql import ColumnCollection
 
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.column_types import Name
@@ -57,18 +59,42 @@ CHANGES: Final = Table(
     Column("fingerprint", Name, nullable=False),
     Column("origin_queue", Name, nullable=False),
     *(Column(status.value, Integer) for status in Status),
+    *(Column(name, Name) for name in ("error_type", "event", "source")),
 )
 """What was added to each state, or less than zero where messages left it, since the last time that it was added up."""
+FACETS: Final = ("error_type", "event", "source")
+FACET_COUNTS: Final = Table(
+    "dlq_facet_counts",
+    metadata,
+    Column("scope_id", Integer, primary_key=True, autoincrement=False),
+    *(Column(name, Name, primary_key=True) for name in ("fingerprint", "origin_queue", *FACETS)),
+    *(Column(status.value, Integer, nullable=False, server_default=text("0")) for status in Status),
+)
+"""The same sums by error type, event and publisher too; '' where there is none, and the beginning of a long one."""
+LONGEST_FACET: Final = 150
+_MOST_FACETS: Final = 50_000
+"""With more sums than these, of an event that is another one for each message, say, indexes find messages faster."""
 
 NO_SCOPE: Final = 0
 IS_COUNTED: Final = select(COUNTS.c.scope_id).where(COUNTS.c.scope_id == NO_SCOPE)
 """Finds a row once all messages are in the counts, also those that were there before the triggers."""
+IS_COUNTED_BY_FACET: Final = select(FACET_COUNTS.c.scope_id).where(FACET_COUNTS.c.scope_id == NO_SCOPE)
 _M: Final = MESSAGES.c
 
 
 class Since(NamedTuple):
     recent: datetime
     before: datetime
+
+
+Columns = ColumnCollection[str, Any]
+
+
+class Where(NamedTuple):
+    """What filters say about the counts: their conditions, and whether these need the counts by facet."""
+
+    conditions: Callable[[Columns], list[ColumnElement[bool]]]
+    needs_facets: bool = False
 
 
 class Whose(NamedTuple):
@@ -103,7 +129,10 @@ def whose(connection: Connection) -> Whose:
     if connection.scalar(IS_COUNTED) is None:
         rest = connection.scalar(select(func.count()).select_from(MESSAGES).where(_M.scope_id != mine))
         return Whose(names.get(mine), int(rest or 0))
-    others = (select(table).where(table.c.scope_id.not_in((mine, NO_SCOPE))) for table in (COUNTS, CHANGES))
+    others = (
+        select(*(table.c[status] for status in Status)).where(table.c.scope_id.not_in((mine, NO_SCOPE)))
+        for table in (COUNTS, CHANGES)
+    )
     source = union_all(*others).subquery("others")
     number = sum((_sum(source, status) for status in Status), start=cast(0, Integer))
     return Whose(names.get(mine), int(connection.scalar(select(number)) or 0))
@@ -121,11 +150,12 @@ def states_and_groups(connection: Connection, together: Iterable[Status]) -> tup
     return {status: int(number) for status, number in zip(Status, numbers, strict=True)}, int(some)
 
 
-def sizes(connection: Connection, statuses: Iterable[Status]) -> Select[Any]:
+def sizes(connection: Connection, statuses: Iterable[Status], where: Where | None = None) -> Select[Any]:
     """The fingerprint and the `size` of each group with messages in these states: how many it has there."""
-    source = _source(connection)
+    source = _source(connection, by_facet=where is not None and where.needs_facets)
     size = sum((_sum(source, status) for status in statuses), start=cast(0, Integer))
-    return select(source.c.fingerprint, size.label("size")).group_by(source.c.fingerprint).having(size > 0)
+    found = select(source.c.fingerprint, size.label("size")).group_by(source.c.fingerprint).having(size > 0)
+    return found if where is None else found.where(*where.conditions(source.c))
 
 
 def groups_of_queue(connection: Connection, queue: str, limit: int) -> list[str]:
@@ -148,18 +178,19 @@ def largest(
     connection: Connection,
     statuses: Sequence[Status],
     limit: int,
-    where: Callable[[ColumnElement[Any], ColumnElement[Any]], list[ColumnElement[bool]]],
+    where: Where,
     *,
     by_queue: bool,
     since: Since | None,
-) -> tuple[dict[tuple[str, ...], list[Figures]], int]:
+) -> tuple[dict[tuple[str, ...], list[Figures]], int] | None:
     """The groups with most messages in these states, or the groups and queues: each by state. And how many there are.
 
-    `where` makes conditions of the columns of the fingerprint and of the queue.
+    None where only a part of the messages of a group in a queue meets the conditions: their times are not known here.
     """
-    source = _source(connection)
+    source = _source(connection, by_facet=where.needs_facets)
     has_some = or_(*(source.c[status] != 0 for status in statuses))
-    wanted = (*where(source.c.fingerprint, source.c.origin_queue), has_some)
+    conditions = where.conditions(source.c)
+    wanted = (*conditions, has_some)
     sums = [_sum(source, status).label(status.value) for status in statuses]
     size = sum(sums, start=cast(0, Integer))
     divided = (source.c.fingerprint, source.c.origin_queue)[: 1 + by_queue]
@@ -170,6 +201,10 @@ def largest(
         return found, 0
     shown = in_list(connection, source.c.fingerprint, {group[0] for group in found})
     key = (source.c.scope_id, source.c.fingerprint, source.c.origin_queue)
+    if where.needs_facets:
+        others = select(*key[1:]).where(shown, has_some, not_(and_(*conditions))).group_by(*key).having(size > 0)
+        if {tuple(other)[: 1 + by_queue] for other in connection.execute(others)} & found.keys():
+            return None
     kept = select(*key, *sums).where(*wanted, shown).group_by(*key).cte("kept")
     of_states = (
         select(
@@ -227,14 +262,42 @@ def _looks(keys: Subquery, since: Since | None, *, no_queue: bool) -> Select[Any
     return seen.where(keys.c.origin_queue == "") if no_queue else seen
 
 
-def _source(connection: Connection) -> Subquery:
+def number(connection: Connection, statuses: Sequence[Status], where: Where) -> int:
+    """How many messages are in these states."""
+    source = _source(connection, by_facet=where.needs_facets)
+    size = sum((_sum(source, status) for status in statuses), start=cast(0, Integer))
+    return int(connection.scalar(select(size).select_from(source).where(*where.conditions(source.c))) or 0)
+
+
+def has_facets(connection: Connection) -> bool:
+    """Whether all messages are counted by facet, and the sums are so few that it is cheap to read them."""
+    many = select(literal(1)).select_from(FACET_COUNTS).offset(_MOST_FACETS).limit(1).scalar_subquery()
+    return connection.execute(select(many).where(IS_COUNTED_BY_FACET.exists())).all() == [(None,)]
+
+
+def _source(connection: Connection, *, by_facet: bool = False) -> Subquery:
     """All that adds up to the counts of the scope; until they are there, the messages themselves."""
+    if by_facet:
+        names = ("scope_id", "fingerprint", "origin_queue", *Status)
+        of_facets = [
+            select(*(table.c[name] for name in names), *facets)
+            for table, facets in (
+                (FACET_COUNTS, [FACET_COUNTS.c[name] for name in FACETS]),
+                (CHANGES, [func.coalesce(CHANGES.c[name], "").label(name) for name in FACETS]),
+            )
+        ]
+        tables = (FACET_COUNTS, CHANGES)
+        mine = (each.where(own(connection, table.c.scope_id)) for each, table in zip(of_facets, tables, strict=True))
+        return union_all(*mine).subquery("counts")
     if connection.scalar(IS_COUNTED) is None:
         number = (cast(func.sum(case((_M.status == status, 1), else_=0)), Integer).label(status) for status in Status)
         queue = func.coalesce(_M.origin_queue, "").label("origin_queue")
         rows = select(_M.scope_id, _M.fingerprint, queue, *number).where(own(connection))
         return rows.group_by(_M.scope_id, _M.fingerprint, queue).subquery("counts")
-    parts = (select(table).where(own(connection, table.c.scope_id)) for table in (COUNTS, CHANGES))
+    parts = (
+        select(*(table.c[column.name] for column in COUNTS.c)).where(own(connection, table.c.scope_id))
+        for table in (COUNTS, CHANGES)
+    )
     return union_all(*parts).subquery("counts")
 
 

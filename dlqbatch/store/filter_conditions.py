@@ -6,7 +6,6 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -32,7 +31,7 @@ from dlqbatch.amqp.fields import MESSAGE_ID
 from dlqbatch.amqp.patterns import is_pattern, matches
 from dlqbatch.logs import masked
 from dlqbatch.store.action_log import selected_by
-from dlqbatch.store.bulk import distinct, in_list
+from dlqbatch.store.bulk import distinct, in_list, values_table
 from dlqbatch.store.field_tables import FIELDS
 from dlqbatch.store.filters import Filters, action_id_of
 from dlqbatch.store.scopes import is_every, own
@@ -59,8 +58,6 @@ _MOST_COMPARED: Final = 10_000
 _LABELS_LOOKED_AT: Final = 1_000
 """The newest messages of each state that tell which sources and tags there are."""
 _ESCAPE: Final = "\\"
-Counted = Callable[[ColumnElement[Any], ColumnElement[Any]], list[ColumnElement[bool]]]
-"""Makes conditions of the column of a fingerprint and that of a queue."""
 _M: Final = MESSAGES.c
 _HAS_TAGS: Final = text(f"dlq_messages.{HAS_TAGS}")
 _SEARCHED: Final = (_M.error_type, _M.error_message, _M.error_stack, _M.identity, _M.message_id, _M.reason)
@@ -92,7 +89,7 @@ def conditions(connection: Connection, filters: Filters) -> list[ColumnElement[b
     for name, of_name in _CONDITIONS.items():
         # In one condition: SQLite takes no expression that is made of a thousand.
         if unwanted := tuple(value for each, value in filters.unwanted if each == name):
-            found.append(_is_not(of_name(connection, unwanted)))
+            found.append(is_not(of_name(connection, unwanted)))
     return found
 
 
@@ -100,24 +97,7 @@ def text_conditions(filters: Filters) -> list[ColumnElement[bool]]:
     """The conditions on texts. No index helps with them, so the database reads each row that the others leave."""
     # IS true keeps the brackets of each: SQLite bounds the depth, and takes one list of all columns for a deep one.
     found = [or_(*(_mentions(each).is_(true()) for each in filters.texts))] if filters.texts else []
-    return found + [_is_not(_mentions(value)) for name, value in filters.unwanted if name == "text"]
-
-
-def conditions_on_counts(connection: Connection, filters: Filters) -> Counted | None:
-    """The conditions on a fingerprint and a queue, where they say all that the filters do but for the states.
-
-    None where only the messages can say it.
-    """
-    rest = replace(filters, statuses=(), groups=(), origins=())
-    if rest != Filters() or _behind_exchanges(connection, filters.origins):
-        return None
-    queues = _by_pattern(connection, _M.origin_queue, filters.origins)
-
-    def found(fingerprint: ColumnElement[Any], queue: ColumnElement[Any]) -> list[ColumnElement[bool]]:
-        groups = [_group(connection, filters.groups, fingerprint)] if filters.groups else []
-        return groups + ([_in(connection, queue, queues)] if filters.origins else [])
-
-    return found
+    return found + [is_not(_mentions(value)) for name, value in filters.unwanted if name == "text"]
 
 
 IS_EDIT: Final[ColumnElement[bool]] = (
@@ -132,7 +112,7 @@ IS_EDIT: Final[ColumnElement[bool]] = (
 _EDITS: Final = select(TRANSITIONS.c.message_id).where(text(MADE_BY_EDIT))
 
 
-def _is_not(condition: ColumnElement[bool]) -> ColumnElement[bool]:
+def is_not(condition: ColumnElement[bool]) -> ColumnElement[bool]:
     """Negate a condition. A row without a value does not have the unwanted one, so that it matches."""
     return not_(func.coalesce(condition, false()))
 
@@ -142,28 +122,28 @@ def _id(connection: Connection, values: tuple[str, ...]) -> ColumnElement[bool]:
 
 
 def _error_type(connection: Connection, values: tuple[str, ...]) -> ColumnElement[bool]:
-    return _in(connection, _M.error_type, _stored(connection, _M.error_type, values, _is_type))
+    return one_of_names(connection, _M.error_type, stored_names(connection, _M.error_type, values, is_type))
 
 
-def _is_type(wanted: str, stored: str) -> bool:
+def is_type(wanted: str, stored: str) -> bool:
     return stored == wanted or (stored.endswith(wanted) and stored[-len(wanted) - 1] in _PACKAGE_ENDS)
 
 
 def _event(connection: Connection, values: tuple[str, ...]) -> ColumnElement[bool]:
-    return _in(connection, _M.event, _by_pattern(connection, _M.event, values))
+    return one_of_names(connection, _M.event, by_pattern(connection, _M.event, values))
 
 
 def _origin(connection: Connection, values: tuple[str, ...]) -> ColumnElement[bool]:
-    behind = _behind_exchanges(connection, values)
-    queues = (*_by_pattern(connection, _M.origin_queue, values), *(queue for each in behind.values() for queue in each))
-    found = _in(connection, _M.origin_queue, tuple(dict.fromkeys(queues)))
+    behind = behind_exchanges(connection, values)
+    queues = (*by_pattern(connection, _M.origin_queue, values), *(queue for each in behind.values() for queue in each))
+    found = one_of_names(connection, _M.origin_queue, tuple(dict.fromkeys(queues)))
     if not behind:
         return found
     # Where only the exchange is known, it is the origin.
-    return or_(found, and_(_M.origin_queue.is_(None), _in(connection, _M.origin_exchange, tuple(behind))))
+    return or_(found, and_(_M.origin_queue.is_(None), one_of_names(connection, _M.origin_exchange, tuple(behind))))
 
 
-def _behind_exchanges(connection: Connection, values: Sequence[str]) -> dict[str, list[str]]:
+def behind_exchanges(connection: Connection, values: Sequence[str]) -> dict[str, list[str]]:
     """The queues in which messages of an exchange failed, by the exchanges among these names; a queue goes first.
 
     Of each queue the newest messages tell which exchanges lead to it, so that no table is read from end to end.
@@ -172,20 +152,28 @@ def _behind_exchanges(connection: Connection, values: Sequence[str]) -> dict[str
     queues = distinct(connection, _M.origin_queue) if names else []
     names -= set(queues)
     found: dict[str, list[str]] = {}
-    for queue in (*queues, None) if names else ():
-        # No index finds at once what may be NULL or not, and one that is read backwards is ordered by the queue too.
-        in_queue = _M.origin_queue.is_(None) if queue is None else _M.origin_queue == queue
-        newest = select(_M.origin_exchange).where(own(connection), in_queue)
-        newest = newest.order_by(_M.origin_queue.desc(), _M.created_at.desc(), _M.id.desc()).limit(_TELL_EXCHANGES)
-        for exchange in names & {each for each in connection.scalars(newest) if each}:
-            found.setdefault(exchange, []).extend([queue] if queue is not None else [])
+    if not names:
+        return found
+    given = values_table(connection, {_M.origin_queue: queues})
+    # No index finds at once what may be NULL or not, and one that is read backwards is ordered by the queue too.
+    of_queue = select(_M.origin_exchange).where(own(connection), _M.origin_queue == given.c.origin_queue)
+    newest = of_queue.order_by(_M.origin_queue.desc(), _M.created_at.desc(), _M.id.desc()).limit(_TELL_EXCHANGES)
+    each = newest.correlate(given).subquery().c.origin_exchange
+    for name in sorted(names):
+        leads = select(literal(1)).where(each == literal(name, each.type)).exists()
+        if behind := list(connection.scalars(select(given.c.origin_queue).where(leads))):
+            found[name] = behind
+    nowhere = select(_M.origin_exchange).where(own(connection), _M.origin_queue.is_(None))
+    nowhere = nowhere.order_by(_M.origin_queue.desc(), _M.created_at.desc(), _M.id.desc()).limit(_TELL_EXCHANGES)
+    for exchange in names & {each for each in connection.scalars(nowhere) if each}:
+        found.setdefault(exchange, [])
     return found
 
 
 def exchanges_named(connection: Connection, filters: Filters) -> list[str]:
     """A sentence for each exchange that was given as an origin: which queues it was taken for."""
     unwanted = [value for name, value in filters.unwanted if name == "origin"]
-    found = _behind_exchanges(connection, (*filters.origins, *unwanted)) if filters.origins or unwanted else {}
+    found = behind_exchanges(connection, (*filters.origins, *unwanted)) if filters.origins or unwanted else {}
     return [
         f"'{exchange}' is an exchange, by which messages came that failed in {', '.join(sorted(queues))}"
         if queues
@@ -194,7 +182,7 @@ def exchanges_named(connection: Connection, filters: Filters) -> list[str]:
     ]
 
 
-def _group(
+def group_condition(
     connection: Connection, values: tuple[str, ...], column: ColumnElement[Any] = _M.fingerprint
 ) -> ColumnElement[bool]:
     prefixes = [value.lower() for value in values if _PREFIX.fullmatch(value.lower())]
@@ -204,11 +192,11 @@ def _group(
         and_(column >= prefix.ljust(_FINGERPRINT, "0"), column <= prefix.ljust(_FINGERPRINT, "f"))
         for prefix in prefixes
     ]
-    return or_(*ranges, *([_in(connection, column, whole)] if whole else []))
+    return or_(*ranges, *([one_of_names(connection, column, whole)] if whole else []))
 
 
 def _source(connection: Connection, values: tuple[str, ...]) -> ColumnElement[bool]:
-    return _in(connection, _M.source, values)
+    return one_of_names(connection, _M.source, values)
 
 
 def _tag(connection: Connection, values: tuple[str, ...]) -> ColumnElement[bool]:
@@ -229,12 +217,12 @@ def _status(_: Connection, values: tuple[str, ...]) -> ColumnElement[bool]:
 
 def _has_field(connection: Connection, name: str, values: Sequence[str]) -> ColumnElement[bool]:
     if name == MESSAGE_ID:
-        return _in(connection, _M.message_id, values)
+        return one_of_names(connection, _M.message_id, values)
     return _M.id.in_(_with_field(connection, name, values))
 
 
 def _with_field(connection: Connection, name: str, values: Sequence[str]) -> Select[Any]:
-    return select(FIELDS.c.message_id).where(FIELDS.c.name == name, _in(connection, FIELDS.c.value, values))
+    return select(FIELDS.c.message_id).where(FIELDS.c.name == name, one_of_names(connection, FIELDS.c.value, values))
 
 
 def _is_with_field(connection: Connection, name: str, values: Sequence[str]) -> ColumnElement[bool]:
@@ -261,7 +249,7 @@ def _field(connection: Connection, values: tuple[str, ...]) -> ColumnElement[boo
 _CONDITIONS: Final[dict[str, Callable[[Connection, tuple[str, ...]], ColumnElement[bool]]]] = {
     "id": _id,
     "error type": _error_type,
-    "group": _group,
+    "group": group_condition,
     "event": _event,
     "origin": _origin,
     "source": _source,
@@ -272,19 +260,19 @@ _CONDITIONS: Final[dict[str, Callable[[Connection, tuple[str, ...]], ColumnEleme
 }
 
 
-def _in(connection: Connection, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
+def one_of_names(connection: Connection, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
     return column == values[0] if len(values) == 1 else in_list(connection, column, values)
 
 
-def _by_pattern(connection: Connection, column: ColumnElement[Any], values: tuple[str, ...]) -> Sequence[str]:
+def by_pattern(connection: Connection, column: ColumnElement[Any], values: tuple[str, ...]) -> Sequence[str]:
     patterns = tuple(value for value in values if is_pattern(value))
     if not patterns:
         return values
     names = tuple(value for value in values if not is_pattern(value))
-    return (*names, *_stored(connection, column, patterns, matches))
+    return (*names, *stored_names(connection, column, patterns, matches))
 
 
-def _stored(
+def stored_names(
     connection: Connection, column: ColumnElement[Any], values: tuple[str, ...], is_meant: Callable[[str, str], bool]
 ) -> Sequence[str]:
     """The values of this column that the words mean. If there are none, the words themselves, which match nothing."""

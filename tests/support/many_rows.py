@@ -36,7 +36,7 @@ _AT_ONCE: Final = 200_000
 _FILLED: Final = ("dlq_messages", "dlq_attempts", "dlq_transitions", "dlq_fields")
 _OTHERS: Final = (
     *("dlq_groups", "dlq_actions", "dlq_action_rows", "dlq_plans", "dlq_plan_items", "dlq_runs", "dlq_cold_copies"),
-    *("dlq_counts", "dlq_count_changes"),
+    *("dlq_counts", "dlq_count_changes", "dlq_facet_counts"),
 )
 _INDEXES: Final = """
     SELECT indexname, indexdef FROM pg_indexes WHERE tablename = :table AND indexname NOT IN
@@ -146,6 +146,8 @@ def fill_many(
     with writing(patient) as connection:
         connection.execute(text(f"TRUNCATE {', '.join((*_FILLED, *_OTHERS))} RESTART IDENTITY CASCADE"))
         connection.execute(text("INSERT INTO dlq_counts (scope_id, fingerprint, origin_queue) VALUES (0, '', '')"))
+        columns = "scope_id, fingerprint, origin_queue, error_type, event, source"
+        connection.execute(text(f"INSERT INTO dlq_facet_counts ({columns}) VALUES (0, '', '', '', '', '')"))
         # Made anew afterwards, which takes a fraction of the time.
         indexes = [index for table in _FILLED for index in connection.execute(text(_INDEXES), {"table": table}).all()]
         for name, _ in indexes:

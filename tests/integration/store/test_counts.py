@@ -22,12 +22,13 @@ from sqlalchemy import Connection, event, select, text
 
 from dlqbatch.errors import DatabaseForbids, DatabaseUnreadable
 from dlqbatch.groups.inbox import inbox
+from dlqbatch.messages import queries
 from dlqbatch.messages.queries import groups
 from dlqbatch.monitor.measure import measure
-from dlqbatch.store import count_changes, journal, migrate
+from dlqbatch.store import count_changes, counts, journal, migrate
 from dlqbatch.store.bulk import register_arrays
 from dlqbatch.store.count_changes import count_stored, merge
-from dlqbatch.store.counts import CHANGES, COUNTS, IS_COUNTED
+from dlqbatch.store.counts import CHANGES, COUNTS, FACET_COUNTS, FACETS, IS_COUNTED, IS_COUNTED_BY_FACET
 from dlqbatch.store.engine import create_engine_for, reading, writing
 from dlqbatch.store.filters import Filters
 from dlqbatch.store.scopes import of_every_scope, register, scoped
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 
 GROUPS = [f"{number:016x}" for number in range(3)]
 QUEUES = ["orders", "mails", None]
+FACETS_OF = {
+    "error_type": ["shop.Timeout", "Timeout", "y" * 200, None],
+    "event": ["order.created", "order.paid", "", None],
+    "source": ["shop", "till", None],
+}
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 STEPS = 60
 
@@ -61,9 +67,23 @@ def assert_counts_are_right(connection: Connection) -> None:
     )
     found = Counter[tuple[int, str, str, Status]]()
     for table in (COUNTS, CHANGES):
-        for scope, fingerprint, queue, *numbers in connection.execute(select(table)):
-            for status, number in zip(Status, numbers, strict=True):
-                found[scope, fingerprint, queue, status] += number or 0
+        for each in connection.execute(select(table)):
+            for status in Status:
+                found[each.scope_id, each.fingerprint, each.origin_queue, status] += getattr(each, status) or 0
+    assert {key: number for key, number in found.items() if number} == wanted
+    if connection.scalar(IS_COUNTED_BY_FACET) is not None:
+        assert_facets_are_right(connection)
+
+
+def assert_facets_are_right(connection: Connection) -> None:
+    names = ("scope_id", "fingerprint", "origin_queue", *FACETS)
+    wanted, found = Counter[tuple[Any, ...]](), Counter[tuple[Any, ...]]()
+    for *key, status in connection.execute(select(*(MESSAGES.c[name] for name in names), MESSAGES.c.status)):
+        wanted[(*key[:2], key[2] or "", *((value or "")[:150] for value in key[3:]), status)] += 1
+    for table in (FACET_COUNTS, CHANGES):
+        for each in connection.execute(select(table)):
+            for status in Status:
+                found[(*(getattr(each, name) or "" for name in names), status)] += getattr(each, status) or 0
     assert {key: number for key, number in found.items() if number} == wanted
 
 
@@ -77,6 +97,7 @@ class History:
 
     def __init__(self, draw: random.Random, remainder: int, of: int) -> None:
         self._draw = draw
+        self._facets = random.Random(remainder)
         self._ours = f"id % {of} = {remainder}"
         self._numbers = itertools.count(remainder, of)
 
@@ -86,7 +107,8 @@ class History:
 
     def _new(self, **columns: Any) -> dict[str, Any]:
         group, queue = self._draw.choice(GROUPS), self._draw.choice(QUEUES)
-        return row(fingerprint=group, origin_queue=queue, scope_id=self._draw.choice((1, 2)), **columns)
+        facets = {name: self._facets.choice(values) for name, values in FACETS_OF.items()}
+        return row(fingerprint=group, origin_queue=queue, scope_id=self._draw.choice((1, 2)), **facets, **columns)
 
     def _arrive(self, connection: Connection) -> None:
         rows = [self._new(id=next(self._numbers)) for _ in range(self._draw.randint(1, 9))]
@@ -125,6 +147,9 @@ class History:
 
     def _raw_key(self, connection: Connection) -> None:
         values = {"group": self._draw.choice(GROUPS), "queue": self._draw.choice(QUEUES)}
+        facets = {name: self._facets.choice(each) for name, each in FACETS_OF.items()}
+        change = ", ".join(f"{name} = :{name}" for name in facets)
+        connection.execute(text(f"UPDATE dlq_messages SET {change} WHERE {self._ours} AND id % 7 < 2"), facets)
         change = "fingerprint = :group, origin_queue = :queue, scope_id = 3 - scope_id"
         connection.execute(text(f"UPDATE dlq_messages SET {change} WHERE {self._ours} AND id % 5 < 2"), values)
 
@@ -223,8 +248,9 @@ def test_a_merge_is_done_in_bounded_steps_and_leaves_no_zeros(
     merge(engine)
     check(engine)
     with reading(engine) as connection:
-        kept = connection.scalars(select(COUNTS.c.fingerprint).where(COUNTS.c.scope_id != 0)).all()
-    assert sorted(kept) == GROUPS[1:]
+        for table in (COUNTS, FACET_COUNTS):
+            kept = connection.scalars(select(table.c.fingerprint).where(table.c.scope_id != 0)).all()
+            assert sorted(kept) == GROUPS[1:]
 
 
 def test_a_zero_is_forgotten_in_sqlite_too(sqlite_url: str) -> None:
@@ -235,7 +261,8 @@ def test_a_zero_is_forgotten_in_sqlite_too(sqlite_url: str) -> None:
     merge(engine)
     check(engine)
     with reading(engine) as connection:
-        assert len(connection.execute(select(COUNTS)).all()) == 1 + len(GROUPS[1:])
+        for table in (COUNTS, FACET_COUNTS):
+            assert len(connection.execute(select(table)).all()) == 1 + len(GROUPS[1:])
 
 
 # --- Who writes
@@ -262,7 +289,7 @@ def test_a_login_without_a_right_on_the_counts_is_counted_and_cannot_lead_the_tr
     try:
         with writing(engine) as connection:
             # Else these would be found before ours.
-            for table in (CHANGES.name, COUNTS.name):
+            for table in (CHANGES.name, COUNTS.name, FACET_COUNTS.name):
                 connection.execute(text(f"CREATE TEMPORARY TABLE {table} (LIKE public.{table})"))
             connection.execute(text(f"SET LOCAL ROLE {name}"))
             connection.execute(text("UPDATE dlq_messages SET status = 'manual'"))
@@ -295,8 +322,9 @@ def upgrade_to(url: str, revision: str) -> Engine:
     return engine
 
 
-def test_an_upgrade_counts_what_is_there(sqlite_url: str) -> None:
-    engine = upgrade_to(sqlite_url, "0017")
+@pytest.mark.parametrize("before", ["0017", "0020"])
+def test_an_upgrade_counts_what_is_there(sqlite_url: str, before: str) -> None:
+    engine = upgrade_to(sqlite_url, before)
     with writing(engine) as connection:
         history = History(random.Random(1), 1, 2)
         for _ in range(STEPS):
@@ -305,9 +333,12 @@ def test_an_upgrade_counts_what_is_there(sqlite_url: str) -> None:
     check(engine)
 
 
+@pytest.mark.parametrize("before", ["0017", "0020"])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_was_there_is_counted_once_while_others_write_and_after_a_cut(database_url: str, seed: int) -> None:
-    engine = upgrade_to(database_url, "0017")
+def test_what_was_there_is_counted_once_while_others_write_and_after_a_cut(
+    database_url: str, seed: int, before: str
+) -> None:
+    engine = upgrade_to(database_url, before)
     histories = [History(random.Random(seed + number), number, 3) for number in range(3)]
     with writing(engine) as connection:
         for history in (*histories, *histories):
@@ -318,7 +349,8 @@ def test_what_was_there_is_counted_once_while_others_write_and_after_a_cut(datab
         histories[0].step(connection)
     merge(engine)
     with reading(engine) as connection:
-        assert connection.scalar(IS_COUNTED) is None
+        assert connection.scalar(IS_COUNTED_BY_FACET) is None
+        assert (connection.scalar(IS_COUNTED) is None) is (before == "0017")
         there = connection.execute(text("SELECT count(*) FROM dlq_messages WHERE scope_id = 1")).scalar_one()
         assert sum(measure(connection, NOW).states.values()) == there
     stop = Event()
@@ -344,7 +376,8 @@ def test_what_was_there_is_counted_once_while_others_write_and_after_a_cut(datab
             each.result(HANGS_AFTER)
     check(engine)
     assert migrate.upgrade(database_url, waits=said.append).before == migrate.latest()
-    assert sum(each.startswith("counting") for each in said) == 1
+    assert sum(each.startswith("counting them by") for each in said) == 1
+    merge(engine)
     check(engine)
 
 
@@ -389,6 +422,18 @@ FILTERS = (
     Filters.parse(origin=["mail*", "orders"], statuses=[Status.RESOLVED, Status.PENDING]),
     Filters.parse(origin="orders-exchange"),
     Filters.parse(origin="nowhere"),
+    Filters.parse(error_type="Timeout"),
+    Filters.parse(error_type="shop.Timeout", origin="orders"),
+    Filters.parse(error_type="y" * 200),
+    Filters.parse(event="order.created", statuses=[Status.PENDING, Status.FAILED]),
+    Filters.parse(event="#"),
+    Filters.parse(event="order.*", source=["shop", "till"], group=GROUPS[0][:3]),
+    Filters.parse(source="nowhere"),
+    Filters.parse(unwanted=["status=resolved", "status=failed"]),
+    Filters.parse(unwanted="event=order.created"),
+    Filters.parse(unwanted=["source=shop", "error-type=Timeout", f"group={GROUPS[0][:15]}"]),
+    Filters.parse(unwanted=["origin=orders", "origin=orders-exchange"]),
+    Filters.parse(statuses=[Status.FAILED], unwanted="status=failed"),
 )
 
 
@@ -410,6 +455,39 @@ def test_groups_are_as_a_look_at_every_message_shows_them(engine: Engine) -> Non
             assert everything_shown(seen, filters) == everything_shown(seen, replace(filters, since=LONG_AGO))
 
 
+def test_groups_that_differ_in_nothing_but_the_group_are_counted_by_all_that_filters_know(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As most are: a failure has one error type, and its queue one event. Not one message is counted then."""
+    draw = random.Random(8)
+    for number in range(60):
+        which = draw.randrange(len(GROUPS))
+        facets = {name: values[which % 2] for name, values in FACETS_OF.items()} | {"origin_queue": QUEUES[which]}
+        add(
+            engine, row(fingerprint=GROUPS[which], origin_exchange="ex", **facets), at=NOW - number * timedelta(hours=1)
+        )
+    wanted = [(filters, everything_shown(engine, replace(filters, since=LONG_AGO))) for filters in FILTERS]
+    assert any(shown[0].lines for filters, shown in wanted if filters.events)
+    monkeypatch.setattr(queries, "_nth", None)
+    for filters, shown in wanted:
+        if not {"y" * 200, "#"} & {*filters.error_types, *filters.events}:
+            assert everything_shown(engine, filters) == shown
+
+
+def test_many_counts_by_facet_are_not_read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(engine, *(row(event=f"order.{number}") for number in range(9)))
+    with reading(engine) as connection:
+        merged = connection.scalar(text("SELECT count(*) FROM dlq_facet_counts WHERE scope_id <> 0"))
+    if not merged:
+        merge(engine)
+    filters = Filters.parse(event="order.3")
+    before = everything_shown(engine, filters)
+    monkeypatch.setattr(counts, "_MOST_FACETS", 9)
+    with statements_of(engine) as seen:
+        assert everything_shown(engine, filters) == before
+    assert any("dlq_messages.event = " in statement and "count(*)" in statement for statement, _ in seen)
+
+
 def test_the_figures_and_groups_are_the_same_while_what_was_there_is_not_counted(engine: Engine) -> None:
     with writing(engine) as connection:
         history = History(random.Random(3), 1, 2)
@@ -423,9 +501,10 @@ def test_the_figures_and_groups_are_the_same_while_what_was_there_is_not_counted
 
     before = shown()
     with writing(engine) as connection:
-        connection.execute(COUNTS.delete().where(COUNTS.c.scope_id == 0))
-        # So that numbers that come from the counts all the same would be wrong.
-        connection.execute(COUNTS.update().values(pending=COUNTS.c.pending + 1))
+        for table in (COUNTS, FACET_COUNTS):
+            connection.execute(table.delete().where(table.c.scope_id == 0))
+            # So that numbers that come from the counts all the same would be wrong.
+            connection.execute(table.update().values(pending=table.c.pending + 1))
     assert shown() == before
 
 

@@ -21,7 +21,7 @@ from dlqbatch.errors import DatabaseUnreadable
 from dlqbatch.store import migrate
 from dlqbatch.store.engine import create_engine_for, reading, writing
 
-HEAD = "0020"
+HEAD = "0021"
 OURS = {
     "dlq_action_rows",
     "dlq_actions",
@@ -32,6 +32,7 @@ OURS = {
     "dlq_cold_copies",
     "dlq_count_changes",
     "dlq_counts",
+    "dlq_facet_counts",
     "dlq_event_config",
     "dlq_field_backfills",
     "dlq_fields",
