@@ -371,7 +371,7 @@ class Archive:
             except ArchiveDamaged as damage:
                 change = Change(each if isinstance(each, int) else 0, None, None, is_done=False, why=str(damage))
             done.append(change)
-        return Changes(tuple(done), dry_run)
+        return Changes(tuple(done), dry_run, store.end())
 
 
 def archive(settings: Settings) -> Archive:

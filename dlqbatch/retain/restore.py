@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Final
 
@@ -12,16 +12,17 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 from dlqbatch.amqp.fields import Fields
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.messages.changes import Change
-from dlqbatch.messages.discard import ERASED, replaced
+from dlqbatch.messages.discard import ERASED, replaced, restore_some
 from dlqbatch.messages.queries import Attempt, Content, Detail, Record, Transition
 from dlqbatch.messages.shown import Reveal, Shown, reveal, shown
 from dlqbatch.retain.format import ArchiveDamaged, Line
+from dlqbatch.store import action_log
 from dlqbatch.store import journal as states
 from dlqbatch.store.access import StoreClock
-from dlqbatch.store.action_log import check_person
+from dlqbatch.store.action_log import ActionRow, Request, check_person, last_transitions
 from dlqbatch.store.engine import reading, writing
-from dlqbatch.store.filters import LARGEST_ID
-from dlqbatch.store.scopes import own, scope_of
+from dlqbatch.store.filters import LARGEST_ID, action_name
+from dlqbatch.store.scopes import scope_of
 from dlqbatch.store.states import Status
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES, SCOPES, TRANSITIONS
 from dlqbatch.store.text import key
@@ -63,10 +64,11 @@ class NoJournal(DlqbatchError):
 
 
 class Restoring:
-    """Each call is a transaction of its own."""
+    """Each call is a transaction of its own; what one object restores is one action."""
 
     def __init__(self, engine: Engine, fields: Fields) -> None:
         self._engine, self._fields = engine, fields
+        self._action: int | None = None
 
     def bring_back(
         self,
@@ -108,21 +110,30 @@ class Restoring:
                 raise NoJournal(int(line.message["id"]))
             reveal(connection, [row_id], by, now)
 
+    def end(self) -> str | None:
+        """The name of the action, which is over now; None if nothing was restored."""
+        if self._action is None:
+            return None
+        with writing(self._engine) as connection:
+            action_log.end(connection, self._action, StoreClock(self._engine)())
+        return action_name(self._action)
+
+    def _note(self, connection: Connection, rows: Iterable[ActionRow], actor: str, reason: str, now: datetime) -> None:
+        """Add the messages to the action, which begins with the first."""
+        if self._action is None:
+            self._action = action_log.begin(connection, Request("restore", actor, reason), now)
+        action_log.add_rows(connection, self._action, rows)
+
     def _from_archived(self, row_id: int, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
         with (reading if dry_run else writing)(self._engine) as connection:
-            query = select(_M.status, _M.erased_at).where(_M.id == row_id, own(connection))
-            row = connection.execute(query if dry_run else query.with_for_update()).one_or_none()
-            status = None if row is None else row.status
-            if row is not None and row.erased_at is not None:
-                return Change(row_id, status, status, is_done=False, why=ERASED)
-            if status != Status.ARCHIVED:
-                why = f"it is in the dead store, and {status}; only what is archived comes back"
-                return Change(
-                    row_id, status, status, is_done=False, why=why if status else "it is another scope's, or deleted"
-                )
-            if not dry_run and not states.move(connection, row_id, status, Status.MANUAL, None, now, actor, reason):
-                raise AssertionError("a row changed though it was locked")
-            return Change(row_id, status, Status.MANUAL, is_done=True, why=replaced(connection, row_id))
+            (outcome,) = restore_some(
+                connection, [row_id], actor=actor, reason=reason, now=now, dry_run=dry_run, are_named=True
+            )
+            if outcome.change.is_done and not dry_run:
+                self._note(connection, outcome.rows, actor, reason, now)
+            if outcome.change.before is None:
+                return replace(outcome.change, why="it is another scope's, or deleted")
+            return outcome.change
 
     def _from_copy(self, line: Line, part: str, actor: str, reason: str, now: datetime, *, dry_run: bool) -> Change:
         number, identity = int(line.message["id"]), key(str(line.message["identity"]))
@@ -140,6 +151,9 @@ class Restoring:
                 who = f"message {again.id} ({again.status})" if again is not None else "another message"
                 why = f"its identity is in the dead store again, as {who}: look at that one"
                 return Change(number, None, None, is_done=False, why=why)
+            after = last_transitions(connection, [row_id])[row_id]
+            row = ActionRow(row_id, "done", Status.ARCHIVED, Status.MANUAL, last_after=after)
+            self._note(connection, [row], actor, reason, now)
             why = "; ".join(filter(None, (f"was message {number}", replaced(connection, row_id))))
             return Change(row_id, Status.ARCHIVED, Status.MANUAL, is_done=True, why=why)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from program import HANGS_AFTER
 from sqlalchemy import func, insert, select, text, update
 
 from dlqbatch.actions.queries import recent
+from dlqbatch.actions.undo import undo
 from dlqbatch.amqp.fields import Fields
 from dlqbatch.messages.actions import MessageActions
 from dlqbatch.retain.archive import lines_of, locate, survey
@@ -459,6 +461,32 @@ def test_a_message_that_is_gone_comes_back_as_it_was_with_its_journal(engine: En
     again = bring_back(sought="the one")
     assert (again.is_done, "manual; only what is archived" in again.why) == (False, True)
     assert "neither in the dead store nor in cold storage" in bring_back(sought="no such").why
+
+
+def test_what_was_restored_is_one_action_and_undo_archives_it_again(engine: Engine, folder: Path) -> None:
+    gone = in_state(engine, Status.FAILED, identity="gone", created_at=NOW - DAY)
+    retain(engine, folder)
+    retain(engine, folder, MUCH_LATER)
+    here = in_state(engine, Status.ARCHIVED, identity="here")
+    cold = ColdFolder(folder)
+    restoring = Restoring(engine, Fields())
+
+    def bring_back(sought: int) -> int:
+        found = partial(locate, cold, survey(cold), sought)
+        who = {"actor": "ann", "reason": "for the auditors"}
+        return restoring.bring_back(sought, found, **who, dry_run=False, now=MUCH_LATER).id
+
+    ids = [bring_back(gone), bring_back(here)]
+    action = restoring.end()
+    assert statuses(engine) == dict.fromkeys(ids, "manual")
+    assert action is not None
+    (listed,) = recent(engine)
+    assert (listed.kind, listed.actor, listed.reason) == ("restore", "ann", "for the auditors")
+    assert {one.id for one in undo(engine, action, actor="ann", reason="the wrong ones").changes if one.is_done} == {
+        *ids
+    }
+    assert statuses(engine) == dict.fromkeys(ids, "archived")
+    assert Restoring(engine, Fields()).end() is None
 
 
 def test_finding_what_is_due_walks_an_index(engine: Engine) -> None:
