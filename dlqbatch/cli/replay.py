@@ -125,7 +125,7 @@ def plan(
 
     selection = Selection(filters, tuple(row_ids or ()), everything, limit, to_queue, in_order, mended)
     planned = plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
-    if not planned.frozen.size or filters.ids or filters.fields or filters.origins:
+    if not planned.frozen.size or filters.ids or filters.fields or filters.origins or filters.unwanted:
         store = MessageActions(store_for(settings))
         for sentence in store.near(filters) + store.values_not_found(filters):
             remark(sentence)

@@ -16,7 +16,7 @@ from dlqbatch.messages import queries as messages
 from dlqbatch.messages.changes import Changes, change_many
 from dlqbatch.messages.discard import discard_some, restore_some
 from dlqbatch.messages.queries import WAITING, Groups, Record
-from dlqbatch.messages.selection import check_number, choose
+from dlqbatch.messages.selection import check_number, choose, not_left_out
 from dlqbatch.messages.shown import Reveal, Shown, masked_record, reveal, shown
 from dlqbatch.store.access import StoreClock
 from dlqbatch.store.action_log import Request, check_person
@@ -89,11 +89,12 @@ class MessageActions:
             return near(connection, filters)
 
     def values_not_found(self, filters: Filters) -> list[str]:
-        """Which of a pasted list's ids or values no message has, and which queues an exchange was taken for."""
+        """Which ids, values and unwanted names no message has, and which queues an exchange was taken for."""
         if not (filters.ids or filters.fields or filters.origins or filters.unwanted):
             return []
         with reading(self._engine) as connection:
-            return [*exchanges_named(connection, filters), *values_not_found(connection, filters)]
+            missing = [*values_not_found(connection, filters), *not_left_out(connection, filters)]
+            return [*exchanges_named(connection, filters), *missing]
 
     def show(self, row_id: int, by: Reveal | None = None) -> Shown:
         """Masked, unless `by` says who sees it unmasked and why."""

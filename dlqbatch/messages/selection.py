@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Connection, Engine, select
 
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.messages.queries import page_of
 from dlqbatch.store.bulk import in_list
 from dlqbatch.store.engine import keeping, reading
-from dlqbatch.store.filter_conditions import IS_EDIT
+from dlqbatch.store.filter_conditions import IS_EDIT, near, values_not_found
 from dlqbatch.store.filters import Filters
 from dlqbatch.store.scopes import own
 from dlqbatch.store.states import Status
@@ -125,3 +125,22 @@ def check_number(split: Split, expected: int | None) -> None:
     """NumberUnexpected if nobody has said that there are so many, or if there is another number."""
     if expected != split.total and (expected is not None or split.total > UNEXPECTED):
         raise NumberUnexpected(split, expected)
+
+
+def not_left_out(connection: Connection, filters: Filters) -> list[str]:
+    """A sentence for each unwanted value that no message has: misspelt, it leaves out nothing, and more is selected."""
+    values: dict[str, list[str]] = {}
+    for name, value in filters.unwanted:
+        values.setdefault(name, []).append(value)
+    wanted = Filters.parse(
+        ids=values.get("id"),
+        error_type=values.get("error type"),
+        group=values.get("group"),
+        event=values.get("event"),
+        origin=values.get("origin"),
+        source=values.get("source"),
+        tag=values.get("tag"),
+        field=values.get("field"),
+    )
+    missing = [*near(connection, wanted), *values_not_found(connection, wanted)]
+    return [f"--not leaves out less than it says: {sentence}" for sentence in missing]

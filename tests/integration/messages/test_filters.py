@@ -283,6 +283,21 @@ def test_an_exchange_means_the_queues_behind_it_and_that_is_said(engine: Engine)
     assert store.values_not_found(emails) == []
 
 
+def test_an_unwanted_name_that_no_message_has_is_named_with_what_is_near(engine: Engine) -> None:
+    add(engine, row(event="orders.test", tags=["blue"]), row(event="paid"))
+    store = MessageActions(engine)
+    misspelt = Filters.parse(unwanted=["event=orders.tset", "group=ffff", "id=999999", "tag=bleu", "text=nothing"])
+    assert len(listed(store, misspelt)) == 2
+    says = "--not leaves out less than it says: "
+    assert store.values_not_found(misspelt) == [
+        f"{says}no message has the event 'orders.tset'; there is orders.test (1)",
+        f"{says}no message has the group 'ffff'",
+        f"{says}no message has the tag 'bleu'; there is blue (1)",
+        f"{says}1 of the values of id are not found: 999999",
+    ]
+    assert store.values_not_found(Filters.parse(unwanted=["event=orders.test", "tag=blue", "status=failed"])) == []
+
+
 def test_the_numbers_of_a_list_that_no_message_has_are_named(engine: Engine) -> None:
     ids = add(engine, *(row() for _ in range(1_200)))
     store = MessageActions(engine)
