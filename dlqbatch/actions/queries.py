@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, Row, select
 
 from dlqbatch.logs import masked, masking
-from dlqbatch.store.action_log import NoSuchAction
+from dlqbatch.store.action_log import IDEMPOTENCY_KEY, NoSuchAction
 from dlqbatch.store.action_tables import ACTION_ROWS, ACTIONS
 from dlqbatch.store.engine import reading
 from dlqbatch.store.filters import action_id_of, action_name
@@ -113,7 +113,7 @@ def action_of(row: Row[*tuple[Any, ...]]) -> Action:
         row.ended_at,
         masking().value(row.filters),
         row.counts,
-        masking().value(row.details),
+        masking().value({name: value for name, value in row.details.items() if name != IDEMPOTENCY_KEY}),
         None if row.undoes is None else action_name(row.undoes),
         None if row.undone_by is None else action_name(row.undone_by),
     )

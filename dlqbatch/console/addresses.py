@@ -37,12 +37,15 @@ class Chip:
     without: str
 
 
-def filters_of(pairs: Iterable[tuple[str, str]]) -> Filters:
-    """The filter that an address names; what is no filter is left aside, and an empty value is none."""
+def filters_of(pairs: Iterable[tuple[str, str]], *, as_written: bool = False) -> Filters:
+    """The filter that an address names; what is no filter is left aside, and an empty value is none.
+
+    Blanks at the ends of values are a slip of who typed them, unless a program has written them.
+    """
     options: dict[str, list[str]] = {}
     for name, value in pairs:
-        if name in NAMES and value.strip():
-            options.setdefault(NAMES[name], []).append(value.strip())
+        if name in NAMES and (as_written or value.strip()):
+            options.setdefault(NAMES[name], []).append(value if as_written else value.strip())
     given: dict[str, object] = {}
     for name, values in options.items():
         match name:

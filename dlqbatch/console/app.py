@@ -14,7 +14,6 @@ from starlette.middleware import Middleware
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dlqbatch.console.api import Repeated
 from dlqbatch.console.gate import Route, endpoint
 from dlqbatch.console.live import Live
 from dlqbatch.console.logins import Logins, host_of, is_loopback
@@ -22,6 +21,7 @@ from dlqbatch.console.now import Snapshots
 from dlqbatch.console.oidc import Provider
 from dlqbatch.console.operations import Diagnoses
 from dlqbatch.console.pages import HEADERS, Pages
+from dlqbatch.console.repeated import Repeated
 from dlqbatch.console.routes import routes
 from dlqbatch.messages.actions import MessageActions
 from dlqbatch.settings import Settings

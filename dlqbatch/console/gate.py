@@ -15,14 +15,18 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from dlqbatch import logs
 from dlqbatch.console import audit, rights
+from dlqbatch.console.addresses import filters_of
 from dlqbatch.console.logins import host_of
+from dlqbatch.console.repeated import KEY
 from dlqbatch.console.rights import Person, Role
-from dlqbatch.console.schema import Schema
+from dlqbatch.console.schema import Schema, checked
 from dlqbatch.errors import DatabaseForbids, DatabaseUnreadable, DlqbatchError
+from dlqbatch.groups.decisions import NoSuchGroup
+from dlqbatch.messages.selection import NumberUnexpected
 from dlqbatch.messages.shown import MayNotReveal
 from dlqbatch.replay.plan import NoSuchPlan
 from dlqbatch.store.action_log import By, NoSuchAction
-from dlqbatch.store.filters import LARGEST_ID, NoSuchMessage, NotUnderstood
+from dlqbatch.store.filters import LARGEST_ID, Filters, NoSuchMessage, NotUnderstood
 
 if TYPE_CHECKING:
     from dlqbatch.console.app import Console
@@ -53,10 +57,12 @@ class Route:
     """The JSON that a request to the API holds."""
     asks: tuple[str, ...] = ()
     """What an address of the API may ask for; `filter` stands for every filter."""
+    is_question: bool = False
+    """It is sent as POST because what it asks may be longer than an address, and changes nothing."""
 
     @property
     def changes(self) -> bool:
-        return self.method not in {"GET", "HEAD"}
+        return self.method not in {"GET", "HEAD"} and not self.is_question
 
     @property
     def is_api(self) -> bool:
@@ -93,7 +99,12 @@ class Call:
         return str(self.request.path_params[name])
 
     def query(self) -> list[tuple[str, str]]:
+        if self.route.is_question:
+            return asked_pairs(self.content)
         return parse_qsl(self.request.url.query, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+
+    def filters(self) -> Filters:
+        return filters_of(self.query(), as_written=self.route.is_question)
 
     def one(self, name: str, default: str = "") -> str:
         """The last value of a field of the form, or of the address."""
@@ -134,6 +145,8 @@ class Refused(DlqbatchError):
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         self.status = status
+        # As a login that the database, or the broker, does not let in, and as one that lacks a right.
+        self.exit_code = 4 if status == HTTPStatus.UNAUTHORIZED else 2
         super().__init__(why)
 
 
@@ -147,7 +160,7 @@ def endpoint(console: Console, routes: Sequence[Route]) -> Callable[[Request], A
         try:
             call.person = await run_in_threadpool(_person, console, request)
             _admit(call)
-            if route.changes:
+            if request.method == "POST":
                 await _read(call)
             done = await run_in_threadpool(_answer, call)
         except Exception as error:  # noqa: BLE001  (the last to see it: it becomes a page, and never a trace)
@@ -160,15 +173,20 @@ def endpoint(console: Console, routes: Sequence[Route]) -> Callable[[Request], A
 
 
 def _answer(call: Call) -> Response:
-    has_key = call.route.is_api and call.route.changes and "idempotency-key" in call.request.headers
-    repeated = call.console.repeated.answer(call) if has_key else None
-    found = repeated if repeated is not None else _answer_once_more(call)
-    if has_key and repeated is None and isinstance(found, dict):
-        call.console.repeated.keep(call, found)
+    if call.route.is_api and call.route.changes and KEY in call.request.headers:
+        found: Response | dict[str, object] = call.console.repeated.once(call, lambda: _api_answer(call))
+    else:
+        found = _answer_once_more(call)
     if isinstance(found, Response):
         return found
     status = HTTPStatus.CREATED if call.route.changes else HTTPStatus.OK
     return JSONResponse(found, status)
+
+
+def _api_answer(call: Call) -> dict[str, object]:
+    found = call.route.answer(call)
+    assert isinstance(found, dict)  # noqa: S101  (what the API answers is JSON)
+    return found
 
 
 def _answer_once_more(call: Call) -> Response | dict[str, object]:
@@ -227,6 +245,8 @@ async def _read(call: Call) -> None:
             call.content = json.loads(body) if body else {}
             if not isinstance(call.content, dict):
                 raise NotUnderstood("the body is to be a JSON object; nothing was done")
+            if call.route.is_question:
+                checked(call.content, call.route.takes)
         elif kind == "application/x-www-form-urlencoded":
             call.form = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except (ValueError, RecursionError):
@@ -244,7 +264,7 @@ def _failure(call: Call, error: Exception) -> Response:
     why = logs.masked(why)
     if call.route.is_api:
         headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
-        return JSONResponse({"error": {"type": type(error).__name__, "message": why}}, status, headers)
+        return JSONResponse({"error": _told(error, why)}, status, headers)
     if status == HTTPStatus.UNAUTHORIZED and not call.route.changes:
         place = call.request.url.path.removeprefix(call.console.prefix) + (
             f"?{call.request.url.query}" if call.request.url.query else ""
@@ -252,6 +272,26 @@ def _failure(call: Call, error: Exception) -> Response:
         return RedirectResponse(call.console.href(f"/login?next={quote(place)}"), HTTPStatus.SEE_OTHER)
     retries = status == HTTPStatus.SERVICE_UNAVAILABLE
     return call.page("failure.html", status, title=title, why=why, retries=retries, changes=call.route.changes)
+
+
+def _told(error: Exception, why: str) -> dict[str, object]:
+    """What a program needs to say the same as the command line, and to end with the same exit code."""
+    told: dict[str, object] = {
+        "type": type(error).__name__,
+        "message": why,
+        "exit_code": error.exit_code if isinstance(error, DlqbatchError) else 1,
+    }
+    if isinstance(error, NumberUnexpected):
+        told |= {"split": error.split.as_dict(), "expected": error.expected}
+    return told
+
+
+def asked_pairs(content: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a question holds, as the address of the same page would have it."""
+    asked = {**content.get("filter", {}), **{name: value for name, value in content.items() if name != "filter"}}
+    return [
+        (name, str(each)) for name, value in asked.items() for each in (value if isinstance(value, list) else [value])
+    ]
 
 
 def _kind(error: Exception) -> tuple[HTTPStatus, str]:
@@ -267,7 +307,7 @@ def _kind(error: Exception) -> tuple[HTTPStatus, str]:
 
 
 _KINDS: Final = (
-    ((NoSuchMessage, NoSuchPlan, NoSuchAction), (HTTPStatus.NOT_FOUND, "Not there")),
+    ((NoSuchMessage, NoSuchPlan, NoSuchAction, NoSuchGroup), (HTTPStatus.NOT_FOUND, "Not there")),
     ((NotUnderstood,), (HTTPStatus.UNPROCESSABLE_ENTITY, "Not understood")),
     ((DatabaseForbids, MayNotReveal), (HTTPStatus.FORBIDDEN, "The database login may not do this")),
     ((DatabaseUnreadable,), (HTTPStatus.SERVICE_UNAVAILABLE, "The database is away")),

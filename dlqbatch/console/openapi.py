@@ -20,8 +20,14 @@ _ERROR: Final[dict[str, Any]] = {
     "properties": {
         "error": {
             "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message", "exit_code"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "exit_code": {"type": "integer", "description": "Of the same command on the command line."},
+                "split": {"type": "object", "description": "What a filter matches, where it is not what was expected."},
+                "expected": {"type": ["integer", "null"]},
+            },
         }
     },
 }
@@ -35,7 +41,12 @@ _FAILURES: Final = {
     "503": "The database or the broker is away.",
 }
 _NAME: Final = re.compile(r"\{(\w+)\}")
-_PATTERNS: Final = {"id": "^[1-9][0-9]{0,17}$", "hash": "^[0-9a-f]{8,16}$", "name": "^A-[1-9][0-9]{0,9}$"}
+_PATTERNS: Final = {
+    "id": "^[1-9][0-9]{0,17}$",
+    "hash": "^[0-9a-f]{8,16}$",
+    "name": "^A-[1-9][0-9]{0,9}$",
+    "group": "^[0-9a-f]{1,16}$",
+}
 
 
 def document_of(console: Console) -> dict[str, object]:
@@ -92,7 +103,19 @@ def _query(route: Route) -> list[dict[str, object]]:
         {"name": name, "in": "query", "schema": {"type": "string", "maxLength": 400}} for name in names
     ]
     if route.changes:
-        found.append(
-            {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string", "pattern": "^[!-~]{1,64}$"}}
-        )
+        found += [
+            {
+                "name": name,
+                "in": "header",
+                "schema": {"type": "string", "pattern": "^[!-~]{1,64}$"},
+                "description": what,
+            }
+            for name, what in (
+                ("Idempotency-Key", "A request that is sent again with it is not done again."),
+                (
+                    "Idempotency-Instance",
+                    "Of a request that is sent again: the process that was asked first, as /me says.",
+                ),
+            )
+        ]
     return found

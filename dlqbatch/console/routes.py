@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from dlqbatch.console import (
     actions,
     api,
+    api_groups,
+    api_messages,
+    api_replay,
     decisions,
     edits,
     entrance,
@@ -82,7 +86,9 @@ _TABLE: Final = (
 _V1: Final = "/api/v1"
 _API: Final = (
     Route("GET", f"{_V1}/openapi.json", _READER, api.document, "describe the API"),
+    Route("GET", f"{_V1}/me", _READER, api.me, "say who the login is of"),
     Route("GET", f"{_V1}/status", _READER, api.status, "status"),
+    Route("GET", f"{_V1}/status/figures", _READER, api.figures, "status, as figures"),
     Route("GET", f"{_V1}/messages", _READER, api.messages, "messages list", asks=("filter", "limit", "after")),
     Route("GET", f"{_V1}/messages/{{id}}", _READER, api.message, "messages show"),
     Route(
@@ -96,29 +102,106 @@ _API: Final = (
     ),
     Route("POST", f"{_V1}/discard", _OPERATOR, api.discard, "messages discard", takes=schema.DISCARD),
     Route("POST", f"{_V1}/restore", _OPERATOR, api.restore, "messages restore", takes=schema.RESTORE),
-    Route("POST", f"{_V1}/edit", _OPERATOR, api.edit, "messages edit", reveals=True, takes=schema.EDIT),
+    Route("POST", f"{_V1}/edit", _OPERATOR, api_messages.edit, "messages edit", reveals=True, takes=schema.EDIT),
+    Route("GET", f"{_V1}/messages/groups", _READER, api_messages.groups, "messages groups", asks=("filter", "limit")),
+    Route("GET", f"{_V1}/messages/near", _READER, api_messages.near, "say why nothing matches", asks=("filter",)),
+    Route("GET", f"{_V1}/messages/missing", _READER, api_messages.missing, "say what is not there", asks=("filter",)),
+    Route("GET", f"{_V1}/fields", _READER, api_messages.fields, "find fields with a value", asks=("sought",)),
+    Route(
+        "GET",
+        f"{_V1}/search",
+        _READER,
+        api_messages.search,
+        "messages search",
+        asks=("sought", "filter", "limit", "after", "max-seconds"),
+    ),
+    Route(
+        "POST",
+        f"{_V1}/messages/{{id}}/original",
+        _OPERATOR,
+        api_messages.original,
+        "look at a message to edit",
+        reveals=True,
+        takes=schema.ORIGINAL,
+    ),
+    Route(
+        "POST",
+        f"{_V1}/messages/{{id}}/edit",
+        _OPERATOR,
+        api_messages.edit_one,
+        "messages edit ID",
+        reveals=True,
+        takes=schema.EDIT_ONE,
+    ),
     Route("GET", f"{_V1}/groups", _READER, api.groups, "groups list", asks=("filter", "limit")),
+    Route("GET", f"{_V1}/groups/{{group}}", _READER, api_groups.show, "groups show"),
+    Route("POST", f"{_V1}/groups/{{group}}/hold", _OPERATOR, api_groups.hold, "groups hold", takes=schema.HOLD),
+    Route("POST", f"{_V1}/groups/{{group}}/unhold", _OPERATOR, api_groups.unhold, "groups unhold", takes=schema.HOLD),
+    Route("POST", f"{_V1}/groups/{{group}}/ack", _OPERATOR, api_groups.ack, "groups ack", takes=schema.ACK),
+    Route("POST", f"{_V1}/groups/{{group}}/note", _OPERATOR, api_groups.note, "groups note", takes=schema.NOTE),
     Route(
         "GET", f"{_V1}/journal", _READER, api.journal, "messages journal", asks=("message", "actor", "since", "limit")
     ),
     Route("GET", f"{_V1}/runs", _READER, api.runs, "runs", asks=("job", "limit", "after")),
-    Route("GET", f"{_V1}/plans", _READER, api.plan_list, "replay status", asks=("limit",)),
-    Route("POST", f"{_V1}/plans", _OPERATOR, api.make_plan, "replay plan", takes=schema.PLAN),
-    Route("GET", f"{_V1}/plans/{{hash}}", _READER, api.plan, "replay status HASH"),
-    Route("POST", f"{_V1}/plans/{{hash}}/release", _OPERATOR, api.release_plan, "replay release", takes=schema.RELEASE),
-    Route("POST", f"{_V1}/plans/{{hash}}/approve", _OPERATOR, api.approve_plan, "replay approve", takes=schema.REASON),
-    Route("POST", f"{_V1}/plans/{{hash}}/pause", _OPERATOR, api.pause_plan, "replay pause", takes=schema.PAUSE),
-    Route("POST", f"{_V1}/plans/{{hash}}/resume", _OPERATOR, api.resume_plan, "replay resume", takes=schema.body({})),
-    Route("POST", f"{_V1}/plans/{{hash}}/rate", _OPERATOR, api.rate_of_plan, "replay rate", takes=schema.RATE),
-    Route("POST", f"{_V1}/plans/{{hash}}/abort", _OPERATOR, api.abort_plan, "replay abort", takes=schema.body({})),
+    Route("GET", f"{_V1}/plans", _READER, api_replay.plan_list, "replay status", asks=("limit",)),
+    Route("POST", f"{_V1}/plans", _OPERATOR, api_replay.make_plan, "replay plan", takes=schema.PLAN),
+    Route("GET", f"{_V1}/plans/{{hash}}", _READER, api_replay.plan, "replay status HASH"),
+    Route(
+        "POST",
+        f"{_V1}/plans/{{hash}}/release",
+        _OPERATOR,
+        api_replay.release_plan,
+        "replay release",
+        takes=schema.RELEASE,
+    ),
+    Route(
+        "POST",
+        f"{_V1}/plans/{{hash}}/approve",
+        _OPERATOR,
+        api_replay.approve_plan,
+        "replay approve",
+        takes=schema.REASON,
+    ),
+    Route("POST", f"{_V1}/plans/{{hash}}/pause", _OPERATOR, api_replay.pause_plan, "replay pause", takes=schema.PAUSE),
+    Route(
+        "POST",
+        f"{_V1}/plans/{{hash}}/resume",
+        _OPERATOR,
+        api_replay.resume_plan,
+        "replay resume",
+        takes=schema.body({}),
+    ),
+    Route("POST", f"{_V1}/plans/{{hash}}/rate", _OPERATOR, api_replay.rate_of_plan, "replay rate", takes=schema.RATE),
+    Route(
+        "POST", f"{_V1}/plans/{{hash}}/abort", _OPERATOR, api_replay.abort_plan, "replay abort", takes=schema.body({})
+    ),
     Route("GET", f"{_V1}/actions", _READER, api.action_list, "actions list", asks=("by", "kind", "limit")),
-    Route("GET", f"{_V1}/actions/{{name}}", _READER, api.action, "actions show", asks=("limit", "after")),
+    Route("GET", f"{_V1}/actions/{{name}}", _READER, api.action, "actions show", asks=("limit", "after", "state")),
     Route("POST", f"{_V1}/actions/{{name}}/undo", _OPERATOR, api.undo, "undo", takes=schema.UNDO),
     Route("GET", f"{_V1}/events", _READER, api.events, "events list"),
     Route("POST", f"{_V1}/events", _ADMIN, api.set_event, "events set", takes=schema.EVENT),
+    Route(
+        "POST",
+        f"{_V1}/events/simulate",
+        _READER,
+        api.simulate,
+        "events simulate",
+        takes=schema.SIMULATE,
+        is_question=True,
+    ),
+    Route("GET", f"{_V1}/jobs/replay", _READER, api_replay.job, "say whether the job replay runs"),
     Route("GET", f"{_V1}/rules", _READER, api.rules, "rules list"),
 )
 
 
+def _with_a_body(route: Route) -> Route:
+    """The same question as POST: a pasted list of values is longer than an address."""
+    what = f"{route.what}, with a long filter"
+    return replace(route, method="POST", what=what, takes=schema.question(route.asks), asks=(), is_question=True)
+
+
+_QUESTIONS: Final = tuple(_with_a_body(route) for route in _API if {"filter", "sought"} & set(route.asks))
+
+
 def routes() -> tuple[Route, ...]:
-    return _TABLE + _API
+    return _TABLE + _API + _QUESTIONS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -58,6 +58,19 @@ class Split:
             "under_way": self.under_way,
             "reserved": self.reserved,
         }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Split:
+        """The split that `as_dict` has written."""
+        return cls(
+            found["total"],
+            Counter({(each["group"], each["queue"]): each["messages"] for each in found["groups"]}),
+            Counter({each["event"]: each["messages"] for each in found["events"]}),
+            Counter({Status(status): number for status, number in found["states"].items()}),
+            found["edits"],
+            found["under_way"],
+            found["reserved"],
+        )
 
 
 @dataclass(frozen=True, slots=True)

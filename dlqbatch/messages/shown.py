@@ -129,7 +129,6 @@ def shown(detail: Detail, plan: str | None = None, *, is_revealed: bool = False)
     """What a person sees of a message: masked, unless it is revealed."""
     record, content, transitions = detail.record, detail.content, detail.transitions
     held, steps = shown_content(content.properties, content.body, is_revealed=is_revealed), timeline(detail)
-    note = _OF_RETRY if read_dramatiq(content.body) is not None else ""
     is_masked = False
     if not is_revealed:
         is_masked = held.is_masked or masked_record(record) != record
@@ -138,7 +137,14 @@ def shown(detail: Detail, plan: str | None = None, *, is_revealed: bool = False)
             replace(each, what=masked(each.what), reason=each.reason and masked(each.reason)) for each in steps
         )
         transitions = tuple(replace(each, reason=masked(each.reason)) for each in transitions)
-    return Shown(record, content, detail.attempts, transitions, steps, held, note, is_masked, plan)
+    return Shown(
+        record, content, detail.attempts, transitions, steps, held, stack_note(detail.content.body), is_masked, plan
+    )
+
+
+def stack_note(body: bytes) -> str:
+    """What a reader of the stack of a message with this body has to know."""
+    return _OF_RETRY if read_dramatiq(body) is not None else ""
 
 
 def unpacked_as_dict(unpacked: Unpacked) -> dict[str, object]:

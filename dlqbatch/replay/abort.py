@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Engine, select
 
@@ -37,7 +37,7 @@ class Aborted:
     sent_ids: tuple[int, ...]
     """The first thousand of the messages that the plan has sent."""
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         return {**self.status.as_dict(), "sent_ids": list(self.sent_ids)}
 
 

@@ -70,12 +70,17 @@ class Planned:
     mended: str | None = None
     answered: tuple[Risk, ...] = ()
     """The risks that were found, and are over by what was mended."""
+    actor: str = ""
+    approval_above: int | None = None
+    """It has more messages than these, so that somebody else than the actor has to approve it."""
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "dry_run": self.dry_run,
             **self.frozen.as_dict(),
             "hash": None if self.dry_run or not self.frozen.size else self.frozen.hash,
+            "actor": self.actor,
+            "approval_above": self.approval_above,
             "risks": [asdict(risk) for risk in self.risks],
             "mended": self.mended and masked(self.mended),
             "answered": [asdict(risk) for risk in self.answered],
@@ -121,7 +126,9 @@ def plan_replay(
     if frozen.size and not dry_run:
         keep_risks(engine, frozen.plan_id, found)
     answered = tuple(risk for risk in every if risk not in found)
-    return Planned(frozen, found, places, dry_run, selection.mended, answered)
+    most = settings.replay_approval
+    above = most if not dry_run and most is not None and frozen.size > most else None
+    return Planned(frozen, found, places, dry_run, selection.mended, answered, actor, above)
 
 
 def apply_replay(

@@ -169,7 +169,7 @@ class PlanStatus:
             )
         return f"{goes_on} with the {self.waiting} that wait"
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         names = [field.name for field in fields(self) if field.name not in {"outcomes", "counted", "unproven"}]
         shown = {name: json_ready(getattr(self, name)) for name in names}
         outcomes = self.outcomes

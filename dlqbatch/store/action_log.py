@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -25,6 +26,11 @@ from dlqbatch.store.tables import PLAN_ITEMS, TRANSITIONS
 
 AT_ONCE: Final = 500
 """Messages of one transaction."""
+IDEMPOTENCY_KEY: Final = "idempotency_key"
+"""The detail with the key of the request that an action was taken by; it is not shown."""
+DECIDED_BY_KEY: Final[ContextVar[str]] = ContextVar(IDEMPOTENCY_KEY, default="")
+_NEWEST: Final = 1_000
+"""The number of newest actions that are looked at for one with a key."""
 _A: Final = ACTIONS.c
 _R: Final = ACTION_ROWS.c
 _T: Final = TRANSITIONS.c
@@ -82,18 +88,29 @@ class ActionRow:
 
 def begin(connection: Connection, request: Request, at: datetime, *, ended: bool = False) -> int:
     """Write the action; call it in the transaction of its first change."""
+    key = DECIDED_BY_KEY.get()
+    details = {name: value for name, value in request.details.items() if name != IDEMPOTENCY_KEY}
     values = {
         "kind": request.kind,
         "actor": request.actor,
         "verified": request.verified,
         "reason": request.reason,
         "filters": dict(request.filters),
-        "details": dict(request.details),
+        "details": details | ({IDEMPOTENCY_KEY: key} if key else {}),
         "undoes": request.undoes,
         "at": at,
         "ended_at": at if ended else None,
     }
     return int(connection.execute(insert(ACTIONS).values(values).returning(_A.id)).scalar_one())
+
+
+def taken_by_key(connection: Connection, actor: str, key: str) -> str | None:
+    """The action that this actor has taken by a request with this key, if it is among the newest."""
+    newest = select(_A.id, _A.actor, _A.details).order_by(_A.id.desc()).limit(_NEWEST)
+    found = (
+        row.id for row in connection.execute(newest) if row.actor == actor and key == row.details.get(IDEMPOTENCY_KEY)
+    )
+    return next((action_name(action_id) for action_id in found), None)
 
 
 def add_rows(connection: Connection, action_id: int, rows: Iterable[ActionRow]) -> None:

@@ -167,7 +167,7 @@ def test_whatever_is_sent_it_keeps_to_its_document(api: Api) -> None:
     for found in schema.get_all_operations():
         operation = found.ok()
 
-        @of_hypothesis(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
+        @of_hypothesis(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
         def send(case: Any) -> None:
             response = case.call(base_url=ADDRESS, app=app, headers=api.headers(Role.ADMIN))
