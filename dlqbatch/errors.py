@@ -16,6 +16,9 @@ DlqbatchError                   carries `exit_code`: what the command line ends 
 │   ├── CommitUnanswered   (4)  whether the last change was made is not known
 │   ├── ActionCut          (4)  a part of an action was done
 │   └── DatabaseLost       (4)  it went away when messages had been sent
+├── RemoteUnreachable, TokenRefused, DecisionUnknown, DoneBefore, NotKnownHere   (4)
+│                               a console (--remote), or what became of a decision that was sent to it
+├── OtherVersion           (2)  what answers is no console that knows the request
 ├── AwsRefused             (4)  AWS, or the network on the way there, said no
 ├── SecretUnreadable       (4)  the settings name a secret that cannot be had
 └── beside what they are about:

@@ -7,10 +7,9 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from dlqbatch.cli import timeline
-from dlqbatch.cli.options import Actor, AsJson, Commands, DryRun, JournalReason, Limit, Settings
+from dlqbatch.cli.options import Actor, AsJson, Commands, DryRun, JournalReason, Limit, Reached
 from dlqbatch.cli.printing import NOTHING, print_changes, print_json, print_lines, print_table, remark
 from dlqbatch.logs import plain
-from dlqbatch.store.access import store_for
 from dlqbatch.store.text import json_ready
 
 app = Commands(
@@ -28,7 +27,7 @@ _LONGEST: Final = 100
 @app.command("list")
 def list_actions(
     *,
-    settings: Settings,
+    reach: Reached,
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Only what this person did.")] = None,
     kind: Annotated[
         str | None, typer.Option("--kind", metavar="KIND", help="Only actions of this kind, such as discard.")
@@ -43,7 +42,7 @@ def list_actions(
     """
     from dlqbatch.actions.queries import recent
 
-    found = recent(store_for(settings), limit, actor=by, kind=kind)
+    found = reach.store(recent, limit, actor=by, kind=kind)
     if as_json:
         print_json([each.as_dict() for each in found])
     elif found:
@@ -69,7 +68,7 @@ def list_actions(
 def show(
     name: Name,
     *,
-    settings: Settings,
+    reach: Reached,
     state: Annotated[
         str | None,
         typer.Option("--state", metavar="STATE", help="Only messages that are done, refused, skipped or undone in it."),
@@ -85,7 +84,7 @@ def show(
     """
     from dlqbatch.actions.queries import show as show_action
 
-    shown = show_action(store_for(settings), name, limit, after, state=state)
+    shown = reach.store(show_action, name, limit, after, state=state)
     if as_json:
         print_json(shown.as_dict())
         return
@@ -114,7 +113,7 @@ def show(
 def undo(
     name: Name,
     *,
-    settings: Settings,
+    reach: Reached,
     reason: JournalReason = "undone",
     actor: Actor,
     dry_run: DryRun = False,
@@ -129,7 +128,7 @@ def undo(
     """
     from dlqbatch.actions.undo import undo as undo_action
 
-    done = undo_action(store_for(settings), name, actor=actor, reason=reason, dry_run=dry_run)
+    done = reach.store(undo_action, name, actor=actor, reason=reason, dry_run=dry_run)
     if done.action is not None and not done.changes:
         print_table([{"action": done.action, "undoes": name}], as_json=as_json)
         raise typer.Exit

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from dlqbatch import settings as configuration
 from dlqbatch.amqp.fields import Fields
 from dlqbatch.amqp.readable import BodyForm
 from dlqbatch.cli.options import (
@@ -26,18 +25,17 @@ from dlqbatch.cli.options import (
     FilterOptions,
     JournalReason,
     MadeBy,
+    Remote,
     ScopeName,
     load_settings,
 )
 from dlqbatch.cli.printing import NOTHING, PARTIAL, print_json, print_lines, remark
+from dlqbatch.cli.reach import Reach
 from dlqbatch.cli.split import print_split, say_what_is_near, split_shown
 from dlqbatch.errors import DlqbatchError
 from dlqbatch.logs import plain
-from dlqbatch.store.access import store_for
 
 if TYPE_CHECKING:  # it needs SQLAlchemy, which a help page does not
-    from sqlalchemy import Engine
-
     from dlqbatch.messages.edit_many import ManyEdited
     from dlqbatch.store.filters import Filters
 
@@ -50,7 +48,7 @@ class EditorFailed(DlqbatchError):
 
 
 class _Set(NamedTuple):
-    settings: configuration.Settings
+    reach: Reach
     values: list[str]
     """What is to stand in the body."""
 
@@ -67,10 +65,12 @@ def _set(
     ] = None,
     config: ConfigFile = None,
     scope: ScopeName = None,
+    remote: Remote = None,
 ) -> _Set:
     values = [pair for pair in settings or () if pair.startswith(("body.", "body["))]
     own = [pair for pair in settings or () if pair not in values]
-    return _Set(load_settings(own, config, {"scope": scope}), values)
+    loaded = load_settings(own, config, {"scope": scope, "remote": remote}, may_be_remote=True)
+    return _Set(Reach(loaded), values)
 
 
 def edit(
@@ -113,25 +113,30 @@ def edit(
     dlqbatch messages edit 4711 --set-header tenant=blue --reason "wrong tenant"
     dlqbatch messages edit --group dba6 --set 'body.currency="EUR"' --dry-run
     """
-    from dlqbatch.messages.edit import Editing, as_meant, header_edits
+    from dlqbatch.messages.edit import as_meant, header_edits
+    from dlqbatch.messages.edit_many import edits
+    from dlqbatch.messages.edit_written import edit_one, edit_written, original
     from dlqbatch.messages.shown import Reveal
     from dlqbatch.store.filters import Filters
 
-    headers = header_edits(_pairs(set_headers or ()), remove_headers or ())
+    reach, fields = wanted.reach, Fields(wanted.reach.settings.fields)
+    headers, removed = _pairs(set_headers or ()), remove_headers or ()
+    edited_headers = header_edits(headers, removed)
     row_ids = row_ids or []
     if wanted.values or merge_patch is not None or len(row_ids) != 1 or filters != Filters():
         if body_file is not None:
             raise typer.BadParameter("it is the body of one message, named by its number", param_hint="--body-file")
         if not row_ids and not (yes or dry_run):
             raise typer.BadParameter("to edit by a filter takes --yes too; --dry-run shows what it would be")
-        from dlqbatch.messages.edit_many import edit_many, edits
-
-        changes = edits(wanted.values, None if merge_patch is None else _read(merge_patch, "--merge-patch"), headers)
-        store = store_for(wanted.settings)
+        patch = None if merge_patch is None else _read(merge_patch, "--merge-patch")
+        edits(wanted.values, patch, edited_headers)  # a mistake is found before anything is connected to
         with split_shown(as_json=as_json):
-            many = edit_many(
-                store,
-                changes,
+            many = reach.store(
+                edit_written,
+                wanted.values,
+                patch,
+                headers,
+                removed,
                 row_ids,
                 filters,
                 actor=actor,
@@ -139,25 +144,33 @@ def edit(
                 expect=expect,
                 force=force,
                 dry_run=dry_run,
-                fields=Fields(wanted.settings.fields),
+                fields=fields,
             )
-        raise typer.Exit(_print_many(many, store, filters, as_json=as_json))
+        raise typer.Exit(_print_many(many, reach, filters, as_json=as_json))
 
     (row_id,) = row_ids
-    editing = Editing(store_for(wanted.settings), Fields(wanted.settings.fields))
     body = typed = None
     if body_file is not None:
         body = _read(body_file, "--body-file")
-    elif not headers.wanted:
-        original = editing.original(row_id, Reveal(actor, reason), force=force)
-        typed = _in_editor(original.body, original.form)
-        body = as_meant(original.body, typed)
+    elif not edited_headers.wanted:
+        before = reach.store(original, row_id, Reveal(actor, reason), fields=fields, force=force)
+        typed = _in_editor(before.body, before.form)
+        body = as_meant(before.body, typed)
     try:
-        done = editing.edit(
-            row_id, actor=actor, reason=reason, body=body, headers=headers, force=force, dry_run=dry_run
+        done = reach.store(
+            edit_one,
+            row_id,
+            body,
+            headers,
+            removed,
+            fields=fields,
+            actor=actor,
+            reason=reason,
+            force=force,
+            dry_run=dry_run,
         )
     except DlqbatchError:
-        if typed is not None and body != original.body:
+        if typed is not None and body != before.body:
             _keep(typed)
         raise
     if as_json:
@@ -175,12 +188,10 @@ def edit(
     )
 
 
-def _print_many(done: ManyEdited, store: Engine, filters: Filters, *, as_json: bool) -> int:
+def _print_many(done: ManyEdited, reach: Reach, filters: Filters, *, as_json: bool) -> int:
     """Print every difference, and what was refused; return the exit code."""
-    from dlqbatch.messages.actions import MessageActions
-
     if not done.messages:
-        say_what_is_near(MessageActions(store), filters)
+        say_what_is_near(reach, filters)
     if as_json:
         print_json(done.as_dict())
     else:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from dlqbatch.cli.options import Actor, AsJson, Commands, DryRun, JournalReason, ScopedSettings, Settings
+from dlqbatch.cli.options import Actor, AsJson, Commands, DryRun, JournalReason, ScopedReach, Settings
 from dlqbatch.cli.printing import print_json, print_table, remark
 from dlqbatch.logs import plain
 
@@ -151,7 +151,7 @@ def simulate_events(
         list[str], typer.Argument(metavar="NAME=N", help="An event or a topic pattern, and its number of retries.")
     ],
     *,
-    settings: ScopedSettings,
+    reach: ScopedReach,
     since: Annotated[
         str, typer.Option("--since", metavar="TIME", help="What was ingested then or later: 7d, yesterday, or a date.")
     ] = "7d",
@@ -164,21 +164,16 @@ def simulate_events(
 
     dlqbatch events simulate --since 7d 'payments.#=5' orders.created=0
     """
-    from dlqbatch.drain.died_rows import numbers_of, tried
+    from dlqbatch.drain.died_rows import numbers_of
     from dlqbatch.drain.simulate import FATES
-    from dlqbatch.store.access import StoreClock, store_for
-    from dlqbatch.store.engine import reading
-    from dlqbatch.store.filters import parse_time
+    from dlqbatch.drain.simulate_since import simulate_since
 
-    wanted, engine = numbers_of(numbers), store_for(settings)
-    begin = parse_time(since, StoreClock(engine)())
-    with reading(engine) as connection:
-        found = tried(connection, wanted, begin, settings)
-    rows = [each.as_dict() for each in found.events]
+    found = reach.run(simulate_since, numbers_of(numbers), since).as_dict()
+    rows = found["events"]
     if as_json:
-        print_json({"since": begin.isoformat(), "is_complete": found.is_complete, "events": rows})
+        print_json(found)
     else:
         print_table(rows, columns=("event", "max_retries", "messages", *FATES, "retries", "waits"))
-        if not found.is_complete:
+        if not found["is_complete"]:
             remark("only the newest messages were looked at; --since with a later time looks at all since then")
     raise typer.Exit(0 if rows else _NOT_FOUND)

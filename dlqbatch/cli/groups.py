@@ -7,11 +7,10 @@ from typing import Annotated, TypeAlias
 import typer
 
 from dlqbatch.cli import timeline
-from dlqbatch.cli.options import Actor, AsJson, Commands, FilterOptions, JournalReason, Limit, Settings
+from dlqbatch.cli.options import Actor, AsJson, Commands, FilterOptions, JournalReason, Limit, Reached
 from dlqbatch.cli.printing import NOTHING, print_json, print_lines, print_table, remark
 from dlqbatch.cli.split import say_what_is_near
 from dlqbatch.logs import plain
-from dlqbatch.store.access import store_for
 from dlqbatch.store.text import json_ready
 
 app = Commands(
@@ -30,7 +29,7 @@ _LONGEST = 200
 
 
 @app.command("list")
-def list_groups(*, settings: Settings, filters: FilterOptions, limit: Limit = 50, as_json: AsJson = False) -> None:
+def list_groups(*, reach: Reached, filters: FilterOptions, limit: Limit = 50, as_json: AsJson = False) -> None:
     """List failures by group and queue, the largest first; without --status, those that are not over yet.
 
     A group is acknowledged, quiet, regressed, new, growing or ongoing. What two programs describe in two ways is one
@@ -40,10 +39,8 @@ def list_groups(*, settings: Settings, filters: FilterOptions, limit: Limit = 50
     dlqbatch groups list --origin "orders.#" --since 1d
     """
     from dlqbatch.groups.inbox import inbox
-    from dlqbatch.messages.actions import MessageActions
 
-    store = store_for(settings)
-    found = inbox(store, filters, limit)
+    found = reach.store(inbox, filters, limit)
     if as_json:
         print_json(found.as_dict())
     elif found.lines:
@@ -63,7 +60,7 @@ def list_groups(*, settings: Settings, filters: FilterOptions, limit: Limit = 50
         ]
         print_table(rows, below=("error", "note", "also"))
     else:
-        say_what_is_near(MessageActions(store), filters)
+        say_what_is_near(reach, filters)
     if found.total > len(found.lines):
         remark(f"the {len(found.lines):,} largest of {found.total:,}; --limit shows more")
     if not found.is_complete:
@@ -72,14 +69,14 @@ def list_groups(*, settings: Settings, filters: FilterOptions, limit: Limit = 50
 
 
 @app.command()
-def show(group: Group, *, settings: Settings, as_json: AsJson = False) -> None:
+def show(group: Group, *, reach: Reached, as_json: AsJson = False) -> None:
     """Show one group: its queues, what its messages are doing, and what somebody decided about it.
 
     dlqbatch groups show dba6
     """
     from dlqbatch.groups.inbox import of_group
 
-    found = of_group(store_for(settings), group)
+    found = reach.store(of_group, group)
     if as_json:
         print_json(found.as_dict())
         return
@@ -109,7 +106,7 @@ def show(group: Group, *, settings: Settings, as_json: AsJson = False) -> None:
 def hold(
     group: Group,
     *,
-    settings: Settings,
+    reach: Reached,
     queue: InQueue = "",
     reason: Annotated[str, typer.Option("--reason", help="Why; everybody who looks at the group sees it.")],
     actor: Actor,
@@ -121,14 +118,14 @@ def hold(
     """
     from dlqbatch.groups.decisions import hold as hold_group
 
-    _print(hold_group(store_for(settings), group, queue=queue, actor=actor, reason=reason), "on hold", as_json)
+    _print(reach.store(hold_group, group, queue=queue, actor=actor, reason=reason), "on hold", as_json)
 
 
 @app.command()
 def unhold(
     group: Group,
     *,
-    settings: Settings,
+    reach: Reached,
     queue: InQueue = "",
     reason: JournalReason = "lifted",
     actor: Actor,
@@ -140,14 +137,14 @@ def unhold(
     """
     from dlqbatch.groups.decisions import unhold as lift
 
-    _print(lift(store_for(settings), group, queue=queue, actor=actor, reason=reason), "no longer on hold", as_json)
+    _print(reach.store(lift, group, queue=queue, actor=actor, reason=reason), "no longer on hold", as_json)
 
 
 @app.command()
 def ack(
     group: Group,
     *,
-    settings: Settings,
+    reach: Reached,
     queue: InQueue = "",
     until: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="Until then: a date or a time in UTC.")
@@ -167,7 +164,7 @@ def ack(
     from dlqbatch.store.filters import parse_time
 
     end = None if until is None else parse_time(until)
-    decided = acknowledge(store_for(settings), group, queue=queue, until=end, more=more, actor=actor, reason=reason)
+    decided = reach.store(acknowledge, group, queue=queue, until=end, more=more, actor=actor, reason=reason)
     _print(decided, "acknowledged", as_json)
 
 
@@ -176,7 +173,7 @@ def note(
     group: Group,
     text: Annotated[str | None, typer.Argument(help="The note; an empty one takes it away.")] = None,
     *,
-    settings: Settings,
+    reach: Reached,
     queue: InQueue = "",
     owner: Annotated[str | None, typer.Option("--owner", metavar="NAME", help="Who takes care of it.")] = None,
     tags: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="Repeatable.")] = None,
@@ -189,7 +186,7 @@ def note(
     """
     from dlqbatch.groups.decisions import note as write_note
 
-    decided = write_note(store_for(settings), group, queue=queue, text=text, owner=owner, tags=tags, actor=actor)
+    decided = reach.store(write_note, group, queue=queue, text=text, owner=owner, tags=tags, actor=actor)
     _print(decided, "noted", as_json)
 
 

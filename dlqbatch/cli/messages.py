@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -24,10 +24,9 @@ from dlqbatch.cli.options import (
     Full,
     JournalReason,
     Limit,
-    MadeBy,
     Revealing,
     RowId,
-    ScopedSettings,
+    ScopedReach,
 )
 from dlqbatch.cli.printing import NOTHING, PARTIAL, print_changes, print_json, print_lines, print_table, remark
 from dlqbatch.cli.replay import replay_messages
@@ -37,7 +36,6 @@ from dlqbatch.store.access import store_for
 from dlqbatch.store.text import json_ready
 
 if TYPE_CHECKING:  # it needs SQLAlchemy, which a help page does not
-    from dlqbatch.messages.actions import MessageActions
     from dlqbatch.messages.queries import Record
 
 app = Commands(
@@ -53,19 +51,10 @@ app = Commands(
 _LONGEST_SAMPLE: Final = 200
 
 
-def _store(settings: ScopedSettings) -> MessageActions:
-    from dlqbatch.messages.actions import MessageActions
-
-    return MessageActions(store_for(settings))
-
-
-Store: TypeAlias = Annotated["MessageActions", MadeBy(_store)]
-
-
 @app.command("list")
 def list_messages(
     *,
-    store: Store,
+    reach: ScopedReach,
     filters: FilterOptions,
     limit: Limit = 50,
     after: After = None,
@@ -77,14 +66,16 @@ def list_messages(
     dlqbatch messages list --status manual --status failed
     dlqbatch messages list --origin "orders.#" --not event=orders.test --since 2h
     """
-    page = store.page(filters, limit, after, by)
+    from dlqbatch.messages.actions import MessageActions
+
+    page = reach.messages(MessageActions.page, filters, limit, after, by)
     if as_json:
         print_json(json_ready(page))
     elif page.messages:
         print_table(_rows(page.messages), below=("error", "event", "origin"))
     else:
-        say_what_is_near(store, filters)
-    say_what_is_missing(store, filters)
+        say_what_is_near(reach, filters)
+    say_what_is_missing(reach, filters)
     if page.next is not None:
         remark(f"there may be more: --after {page.next}")
     raise typer.Exit(0 if page.messages else NOTHING)
@@ -97,7 +88,7 @@ def search(
         typer.Argument(metavar="TEXT", help="Somewhere in the failure, the reason or an id, or in a body."),
     ],
     *,
-    settings: ScopedSettings,
+    reach: ScopedReach,
     filters: FilterOptions,
     body: Annotated[bool, typer.Option("--body", help="Look at bodies and headers, the newest first.")] = False,
     seconds: Annotated[
@@ -122,21 +113,20 @@ def search(
     if filters.texts:
         raise typer.BadParameter("the text to look for is named already", param_hint="--text")
     (sought,) = Filters.parse(text=words).texts
-    engine = store_for(settings)
-    for field in fields_with(engine, sought):
+    for field in reach.store(fields_with, sought):
         remark(f"it is the value of a field: dlqbatch messages list --field {shlex.quote(field)}")
     if not body:
         remark("looked at errors, reasons and ids, and not at bodies and headers: --body does")
         meant = replace(filters, texts=(sought,))
-        list_messages(store=_store(settings), filters=meant, limit=limit, after=after, by=by, as_json=as_json)
+        list_messages(reach=reach, filters=meant, limit=limit, after=after, by=by, as_json=as_json)
         return
     if by is not None:
         raise typer.BadParameter("what is masked is not searched; show reveals one message", param_hint="--reveal")
     from dlqbatch.cli.run import Progress, on_signal
 
     progress = Progress()
-    found = search_bodies(
-        engine,
+    found = reach.store(
+        search_bodies,
         sought,
         filters,
         limit=limit,
@@ -159,7 +149,7 @@ def search(
 
 
 @app.command()
-def groups(*, store: Store, filters: FilterOptions, limit: Limit = 50, as_json: AsJson = False) -> None:
+def groups(*, reach: ScopedReach, filters: FilterOptions, limit: Limit = 50, as_json: AsJson = False) -> None:
     """Count equal failures together, the largest group first; without --status, those that are not over yet.
 
     The queue and the error are those of the group's newest message.
@@ -167,7 +157,9 @@ def groups(*, store: Store, filters: FilterOptions, limit: Limit = 50, as_json: 
     dlqbatch messages groups
     dlqbatch messages groups --event orders.created --limit 10
     """
-    largest = store.groups(filters, limit)
+    from dlqbatch.messages.actions import MessageActions
+
+    largest = reach.messages(MessageActions.groups, filters, limit)
     if as_json:
         print_json(json_ready(largest))
     elif largest.groups:
@@ -186,8 +178,8 @@ def groups(*, store: Store, filters: FilterOptions, limit: Limit = 50, as_json: 
         ]
         print_table(rows, below=("error",), dropped=("first",))
     else:
-        say_what_is_near(store, filters)
-    say_what_is_missing(store, filters)
+        say_what_is_near(reach, filters)
+    say_what_is_missing(reach, filters)
     if largest.total > len(largest.groups):
         remark(f"the {len(largest.groups):,} largest of {largest.total:,} groups; --limit shows more")
     if not largest.is_complete:
@@ -196,7 +188,9 @@ def groups(*, store: Store, filters: FilterOptions, limit: Limit = 50, as_json: 
 
 
 @app.command()
-def show(row_id: RowId, *, store: Store, full: Full = False, by: Revealing = None, as_json: AsJson = False) -> None:
+def show(
+    row_id: RowId, *, reach: ScopedReach, full: Full = False, by: Revealing = None, as_json: AsJson = False
+) -> None:
     """Show one message: what is known, what happened to it, its headers and its body.
 
     Secrets are masked. With --json it is complete, the body as base64.
@@ -204,7 +198,9 @@ def show(row_id: RowId, *, store: Store, full: Full = False, by: Revealing = Non
     dlqbatch messages show 4711
     dlqbatch messages show 4711 --reveal --reason "ticket 12"
     """
-    shown = store.show(row_id, by)
+    from dlqbatch.messages.actions import MessageActions
+
+    shown = reach.messages(MessageActions.show, row_id, by)
     if as_json:
         print_json(shown.as_dict())
         return
@@ -215,7 +211,7 @@ def show(row_id: RowId, *, store: Store, full: Full = False, by: Revealing = Non
 def journal(
     row_id: Annotated[int | None, ROW_ID] = None,
     *,
-    store: Store,
+    reach: ScopedReach,
     actor: Annotated[
         str | None,
         typer.Option(
@@ -231,9 +227,12 @@ def journal(
     dlqbatch messages journal 4711
     dlqbatch messages journal --actor lifecycle --since 2030-06-01
     """
+    from dlqbatch.messages.actions import MessageActions
     from dlqbatch.store.filters import parse_time
 
-    page = store.journal(row_id, actor=actor, since=parse_time(since) if since is not None else None, limit=limit)
+    page = reach.messages(
+        MessageActions.journal, row_id, actor=actor, since=parse_time(since) if since is not None else None, limit=limit
+    )
     if as_json:
         print_json(json_ready(page))
     elif page.entries:
@@ -261,7 +260,7 @@ def discard(
     reason: JournalReason,
     row_ids: Annotated[list[int] | None, ROW_ID] = None,
     *,
-    settings: ScopedSettings,
+    reach: ScopedReach,
     filters: FilterOptions,
     everything: Annotated[bool, typer.Option("--all", help="Everything that is not over yet.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; a filter and --all need this.")] = False,
@@ -278,18 +277,26 @@ def discard(
     dlqbatch messages discard --group dba6 --reason fixed --dry-run
     dlqbatch messages discard --group dba6 --reason fixed --yes --expect 2980
     """
+    from dlqbatch.messages.actions import MessageActions
+
     if not row_ids and not (yes or dry_run):
         raise typer.BadParameter("to discard by a filter, or --all, takes --yes too; --dry-run shows what it would be")
-    store = _store(settings)
     with split_shown(as_json=as_json):
-        done = store.discard(
-            row_ids or (), filters, actor=actor, reason=reason, everything=everything, expect=expect, dry_run=dry_run
+        done = reach.messages(
+            MessageActions.discard,
+            row_ids or (),
+            filters,
+            actor=actor,
+            reason=reason,
+            everything=everything,
+            expect=expect,
+            dry_run=dry_run,
         )
     if done.split is not None and not as_json:
         print_split(done.split)
     if not done.changes:
-        say_what_is_near(store, filters)
-    say_what_is_missing(store, filters)
+        say_what_is_near(reach, filters)
+    say_what_is_missing(reach, filters)
     raise typer.Exit(print_changes(done, "discarded", as_json=as_json))
 
 
@@ -297,7 +304,7 @@ def discard(
 def restore(
     row_ids: Annotated[list[int] | None, ROW_ID] = None,
     *,
-    settings: ScopedSettings,
+    reach: ScopedReach,
     filters: FilterOptions,
     reason: JournalReason = "restored",
     yes: Annotated[bool, typer.Option("--yes", help="Do it; a filter needs this.")] = False,
@@ -310,13 +317,14 @@ def restore(
     dlqbatch messages restore 4711 --reason "wrong group"
     dlqbatch messages restore --group dba642681715e5f0 --since 1h --yes
     """
+    from dlqbatch.messages.actions import MessageActions
+
     if not row_ids and not (yes or dry_run):
         raise typer.BadParameter("to restore by a filter takes --yes too; --dry-run shows what it would be")
-    store = _store(settings)
-    done = store.restore(row_ids or (), filters, actor=actor, reason=reason, dry_run=dry_run)
+    done = reach.messages(MessageActions.restore, row_ids or (), filters, actor=actor, reason=reason, dry_run=dry_run)
     if not done.changes:
-        say_what_is_near(store, filters)
-    say_what_is_missing(store, filters)
+        say_what_is_near(reach, filters)
+    say_what_is_missing(reach, filters)
     raise typer.Exit(print_changes(done, "restored", as_json=as_json))
 
 
@@ -325,7 +333,7 @@ def erase(
     reason: JournalReason,
     row_ids: Annotated[list[int] | None, ROW_ID] = None,
     *,
-    settings: ScopedSettings,
+    reach: ScopedReach,
     filters: FilterOptions,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; nothing brings the content back.")] = False,
     expect: Expect = None,
@@ -347,14 +355,14 @@ def erase(
 
     if not (yes or dry_run):
         raise typer.BadParameter("nothing brings back what is erased: it takes --yes; --dry-run shows what it would be")
-    store = _store(settings)
+    settings = reach.here("Cold storage is reached where the job `retain` runs. ")
     cold = None if no_cold else cold_storage(settings)
     with split_shown(as_json=as_json):
         erase_chosen = partial(erase_with_copies, store_for(settings), cold, row_ids or (), filters)
         done = erase_chosen(actor=actor, reason=reason, expect=expect, dry_run=dry_run)
     if not done.changes:
-        say_what_is_near(store, filters)
-    say_what_is_missing(store, filters)
+        say_what_is_near(reach, filters)
+    say_what_is_missing(reach, filters)
     for sentence in done.left:
         remark(sentence)
     code = print_changes(done, "erased", as_json=as_json)

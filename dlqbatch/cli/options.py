@@ -21,6 +21,7 @@ from typer.models import CommandFunctionType
 from dlqbatch import logs
 from dlqbatch import settings as configuration
 from dlqbatch.cli.help_pages import Page
+from dlqbatch.cli.reach import Reach, StatedActor
 from dlqbatch.settings.sources import Spelled
 from dlqbatch.store.states import Status
 
@@ -131,19 +132,42 @@ def overrides(pairs: list[str] | None, flags: Mapping[str, object] | None = None
 
 
 def load_settings(
-    pairs: list[str] | None, config: Path | None, flags: Mapping[str, object] | None = None
+    pairs: list[str] | None,
+    config: Path | None,
+    flags: Mapping[str, object] | None = None,
+    *,
+    may_be_remote: bool = False,
 ) -> configuration.Settings:
     """Read the settings of a command that is no run of a job, and log their warnings."""
     from dlqbatch.cli.run import settings_from
 
-    loaded = settings_from(overrides(pairs, flags), config)
+    loaded = settings_from(overrides(pairs, flags), config, may_be_remote=may_be_remote)
     for warning in loaded.warnings:
         logs.get(__name__).warning("settings", problem=warning)
     return loaded
 
 
-def _settings(settings: SettingPairs = None, config: ConfigFile = None) -> configuration.Settings:
-    return load_settings(settings, config)
+NoRemote: TypeAlias = Annotated[str | None, typer.Option("--remote", metavar="URL", hidden=True)]
+"""The option --remote of a command that does not go by it, and says so."""
+Remote: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        metavar="URL",
+        help="Ask the console there, with the token of DLQBATCH_REMOTE_TOKEN_FILE; neither broker nor database is "
+        "needed then.",
+    ),
+]
+
+
+def _settings(
+    settings: SettingPairs = None, config: ConfigFile = None, remote: NoRemote = None
+) -> configuration.Settings:
+    return load_settings(settings, config, {"remote": remote})
+
+
+def _reach(settings: SettingPairs = None, config: ConfigFile = None, remote: Remote = None) -> Reach:
+    return Reach(load_settings(settings, config, {"remote": remote}, may_be_remote=True))
 
 
 ScopeName: TypeAlias = Annotated[
@@ -157,9 +181,15 @@ ScopeName: TypeAlias = Annotated[
 
 
 def _scoped_settings(
-    settings: SettingPairs = None, config: ConfigFile = None, scope: ScopeName = None
+    settings: SettingPairs = None, config: ConfigFile = None, scope: ScopeName = None, remote: NoRemote = None
 ) -> configuration.Settings:
-    return load_settings(settings, config, {"scope": scope})
+    return load_settings(settings, config, {"scope": scope, "remote": remote})
+
+
+def _scoped_reach(
+    settings: SettingPairs = None, config: ConfigFile = None, scope: ScopeName = None, remote: Remote = None
+) -> Reach:
+    return Reach(load_settings(settings, config, {"scope": scope, "remote": remote}, may_be_remote=True))
 
 
 def this_user(
@@ -169,7 +199,7 @@ def this_user(
     ] = None,
 ) -> str:
     if actor is not None:
-        return actor
+        return StatedActor(actor)
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -283,6 +313,9 @@ def _filters(since: Sequence[str], until: Sequence[str]) -> MadeBy:
 
 
 Settings: TypeAlias = Annotated[configuration.Settings, MadeBy(_settings)]
+Reached: TypeAlias = Annotated[Reach, MadeBy(_reach)]
+ScopedReach: TypeAlias = Annotated[Reach, MadeBy(_scoped_reach)]
+"""For commands that find messages without a connection to the broker, which knows the scope."""
 Actor: TypeAlias = Annotated[str, MadeBy(this_user)]
 Revealing: TypeAlias = Annotated["Reveal | None", MadeBy(_revealing)]
 ScopedSettings: TypeAlias = Annotated[configuration.Settings, MadeBy(_scoped_settings)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TypeAlias
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
 
@@ -15,9 +16,9 @@ from dlqbatch.cli.options import (
     Commands,
     DryRun,
     Limit,
+    Reached,
     ReplayFilters,
     RowIds,
-    Settings,
 )
 from dlqbatch.cli.plan_page import LEFT_OUT, show_plan, show_status
 from dlqbatch.cli.printing import NOTHING, PARTIAL, print_json, print_report, print_table, remark
@@ -26,7 +27,7 @@ from dlqbatch.cli.timeline import time
 
 if TYPE_CHECKING:  # they need broker and database, which a help page does not
     from dlqbatch.replay.batches import ApplyOptions
-    from dlqbatch.replay.job import Planned, Replayed
+    from dlqbatch.replay.job import Replayed
 
 app = Commands(
     help="""Send dead messages back to where they failed: plan -> apply or release -> status or abort.
@@ -90,7 +91,7 @@ PlanReason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; it is
 def plan(
     row_ids: Annotated[list[int] | None, ROW_ID] = None,
     *,
-    settings: Settings,
+    reach: Reached,
     filters: ReplayFilters,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="The oldest so many.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything that is pending, manual or failed.")] = False,
@@ -121,19 +122,17 @@ def plan(
     from dlqbatch.messages.actions import MessageActions
     from dlqbatch.replay.freeze import Selection
     from dlqbatch.replay.job import plan_replay
-    from dlqbatch.store.access import store_for
 
     selection = Selection(filters, tuple(row_ids or ()), everything, limit, to_queue, in_order, mended)
-    planned = plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
-    if not planned.frozen.size or filters.ids or filters.fields or filters.origins or filters.unwanted:
-        store = MessageActions(store_for(settings))
-        for sentence in store.near(filters) + store.values_not_found(filters):
+    planned = reach.run(plan_replay, selection, actor=actor, reason=reason, dry_run=dry_run).as_dict()
+    if not planned["size"] or filters.ids or filters.fields or filters.origins or filters.unwanted:
+        near, missing = MessageActions.near, MessageActions.values_not_found
+        for sentence in reach.messages(near, filters) + reach.messages(missing, filters):
             remark(sentence)
-    most_alone = settings.replay_approval
-    if planned.frozen.size and not dry_run and most_alone is not None and planned.frozen.size > most_alone:
+    if planned["approval_above"] is not None:
         remark(
-            f"above {most_alone:,} messages (dlqbatch.replay-approval) somebody other than {actor} has to approve it: "
-            f"dlqbatch replay approve {planned.frozen.hash}"
+            f"above {planned['approval_above']:,} messages (dlqbatch.replay-approval) somebody other than "
+            f"{planned['actor']} has to approve it: dlqbatch replay approve {planned['hash']}"
         )
     _end_with_plan(planned, as_json=as_json)
 
@@ -142,7 +141,7 @@ def plan(
 def apply(
     name: Hash,
     *,
-    settings: Settings,
+    reach: Reached,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, max=10_000, help="Messages taken from the dead store at once.")
     ] = 100,
@@ -186,6 +185,7 @@ def apply(
     from dlqbatch.replay.batches import ApplyOptions
     from dlqbatch.replay.job import preview_replay
 
+    settings = reach.here("The job sends it: `dlqbatch replay release HASH`. ")
     options = ApplyOptions(
         batch_size=batch_size,
         pause=pause,
@@ -206,7 +206,7 @@ def apply(
 def release(
     name: Hash,
     *,
-    settings: Settings,
+    reach: Reached,
     rate: Rate = None,
     canary: Canary = True,
     max_failure_rate: MaxFailureRate = 0.1,
@@ -226,8 +226,9 @@ def release(
     from dlqbatch.replay.job import has_run_lately, release_replay
 
     options = ApplyOptions(rate=rate, canary=canary, max_failure_rate=max_failure_rate, guard=guard)
-    show_status(release_replay(settings, name, options, actor=actor, reason=reason).as_dict(), as_json=as_json)
-    if not has_run_lately(settings):
+    released = reach.run(release_replay, name, options, actor=actor, reason=reason)
+    show_status(released.as_dict(), as_json=as_json)
+    if not reach.run(has_run_lately):
         remark(
             "no run of the job `replay` has begun in the last ten minutes, so nothing is sent yet. `dlqbatch schedule` "
             "starts it, or a timer (docs/deploy.md); `dlqbatch replay run` is one run"
@@ -242,7 +243,7 @@ app.command()(approve)
 def status(
     name: Annotated[str | None, typer.Argument(metavar="HASH", help="The plan's hash; without it, all plans.")] = None,
     *,
-    settings: Settings,
+    reach: Reached,
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -254,27 +255,25 @@ def status(
     from dlqbatch.replay.job import replay_plans, replay_status
 
     if name is not None:
-        show_status(replay_status(settings, name).as_dict(), as_json=as_json)
+        show_status(reach.run(replay_status, name).as_dict(), as_json=as_json)
         return
-    plans = replay_plans(settings, limit)
+    plans = [plan.as_dict() for plan in reach.run(replay_plans, limit)]
     if as_json:
-        print_json([plan.as_dict() for plan in plans])
+        print_json(plans)
     elif plans:
         rows = [
             {
-                "hash": each.hash,
-                "state": each.state,
-                "created_at": time(each.created_at),
-                "actor": each.actor,
-                "mended": each.mended or "",
-                "released": (each.released or {}).get("by", ""),
-                "size": each.size,
-                "sent": each.sent,
-                "waiting": each.waiting,
-                "skipped": each.skipped,
-                "failed": each.outcomes.failed,
-                "succeeded": each.outcomes.succeeded,
-                "open": each.outcomes.open,
+                "hash": each["hash"],
+                "state": each["state"],
+                "created_at": time(datetime.fromisoformat(each["created_at"])),
+                "actor": each["actor"],
+                "mended": each["mended"] or "",
+                "released": (each["released"] or {}).get("by", ""),
+                "size": each["size"],
+                "sent": each["sent"],
+                "waiting": each["waiting"],
+                "skipped": each["skipped"],
+                **each["outcomes"],
             }
             for each in plans
         ]
@@ -293,7 +292,7 @@ app.command("rate")(change_rate)
 def replay_messages(
     row_ids: RowIds,
     *,
-    settings: Settings,
+    reach: Reached,
     to_queue: ToQueue = None,
     rate: Rate = None,
     mended: Mended = None,
@@ -310,11 +309,12 @@ def replay_messages(
     from dlqbatch.replay.freeze import Selection
     from dlqbatch.replay.job import plan_replay
 
+    settings = reach.here("`dlqbatch replay plan ID` and `dlqbatch replay release HASH` do it. ")
     options = ApplyOptions(canary=False, rate=rate)
     selection = Selection(row_ids=tuple(row_ids), to_queue=to_queue, mended=mended)
     planned = plan_replay(settings, selection, actor=actor, reason=reason, dry_run=dry_run)
     if dry_run or not planned.frozen.size:
-        _end_with_plan(planned, as_json=as_json)
+        _end_with_plan(planned.as_dict(), as_json=as_json)
     for why, number in planned.frozen.left_out.items():
         remark(f"{number} left out: {LEFT_OUT.get(why, why)}")
     for risk in planned.risks:
@@ -336,13 +336,12 @@ def _apply(name: str, settings: configuration.Settings, options: ApplyOptions, a
     _end_with_report(done, as_json=as_json)
 
 
-def _end_with_plan(planned: Planned, *, as_json: bool) -> NoReturn:
-    plan = planned.as_dict()
+def _end_with_plan(plan: dict[str, Any], *, as_json: bool) -> NoReturn:
     if as_json:
         print_json(plan)
     else:
         show_plan(plan)
-    raise typer.Exit(0 if planned.frozen.size else NOTHING)
+    raise typer.Exit(0 if plan["size"] else NOTHING)
 
 
 def _end_with_report(done: Replayed, *, as_json: bool) -> NoReturn:

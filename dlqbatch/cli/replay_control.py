@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from dlqbatch.cli.options import Actor, AsJson, JournalReason, ScopedSettings
+from dlqbatch.cli.options import Actor, AsJson, JournalReason, ScopedReach
 from dlqbatch.cli.plan_page import show_status
 from dlqbatch.cli.printing import PARTIAL
 
@@ -15,19 +15,17 @@ Hash: TypeAlias = Annotated[
 ]
 
 
-def approve(
-    name: Hash, *, settings: ScopedSettings, reason: JournalReason, actor: Actor, as_json: AsJson = False
-) -> None:
+def approve(name: Hash, *, reach: ScopedReach, reason: JournalReason, actor: Actor, as_json: AsJson = False) -> None:
     """Agree to a plan that somebody else made and that is too large for one person (dlqbatch.replay-approval).
 
     dlqbatch replay approve 1684bb502551e20c --reason "the api is back"
     """
     from dlqbatch.replay.approve import approve_replay
 
-    show_status(approve_replay(settings, name, actor=actor, reason=reason).as_dict(), as_json=as_json)
+    show_status(reach.run(approve_replay, name, actor=actor, reason=reason).as_dict(), as_json=as_json)
 
 
-def abort(name: Hash, *, settings: ScopedSettings, actor: Actor, as_json: AsJson = False) -> None:
+def abort(name: Hash, *, reach: ScopedReach, actor: Actor, as_json: AsJson = False) -> None:
     """Give a plan up: what it has not sent is as it was before, and nothing of it is sent any more.
 
     It waits for the runs that apply the plan, at most ten seconds.
@@ -38,7 +36,7 @@ def abort(name: Hash, *, settings: ScopedSettings, actor: Actor, as_json: AsJson
     from dlqbatch.replay.abort import abort_replay
 
     progress = Progress()
-    aborted = abort_replay(settings, name, actor=actor, stopped=on_signal(), waiting=progress.waiting).as_dict()
+    aborted = reach.run(abort_replay, name, actor=actor, stopped=on_signal(), waiting=progress.waiting).as_dict()
     progress.end()
     show_status(aborted, as_json=as_json)
     raise typer.Exit(PARTIAL if aborted["held"] else 0)
@@ -47,7 +45,7 @@ def abort(name: Hash, *, settings: ScopedSettings, actor: Actor, as_json: AsJson
 def pause(
     name: Hash,
     *,
-    settings: ScopedSettings,
+    reach: ScopedReach,
     actor: Actor,
     reason: Annotated[str, typer.Option("--reason", help="Why; it is shown to everybody.")] = "",
     as_json: AsJson = False,
@@ -60,15 +58,15 @@ def pause(
     from dlqbatch.replay.control import pause_replay
 
     progress = Progress()
-    paused = pause_replay(
-        settings, name, actor=actor, reason=reason, stopped=on_signal(), waiting=progress.waiting
+    paused = reach.run(
+        pause_replay, name, actor=actor, reason=reason, stopped=on_signal(), waiting=progress.waiting
     ).as_dict()
     progress.end()
     show_status(paused, as_json=as_json)
     raise typer.Exit(PARTIAL if paused["held"] else 0)
 
 
-def resume(name: Hash, *, settings: ScopedSettings, actor: Actor, as_json: AsJson = False) -> None:
+def resume(name: Hash, *, reach: ScopedReach, actor: Actor, as_json: AsJson = False) -> None:
     """Let a plan go on that was paused or stopped; an apply that still runs, or the job, does so by itself.
 
     After a stop that nobody has asked for it begins with a new canary. The apply has ended then: `replay apply` sends
@@ -78,14 +76,14 @@ def resume(name: Hash, *, settings: ScopedSettings, actor: Actor, as_json: AsJso
     """
     from dlqbatch.replay.control import resume_replay
 
-    show_status(resume_replay(settings, name, actor=actor).as_dict(), as_json=as_json)
+    show_status(reach.run(resume_replay, name, actor=actor).as_dict(), as_json=as_json)
 
 
 def change_rate(
     name: Hash,
     rate: Annotated[str, typer.Argument(metavar="RATE", help="Such as 50/s, or: faster, slower (by half), none.")],
     *,
-    settings: ScopedSettings,
+    reach: ScopedReach,
     actor: Actor,
     as_json: AsJson = False,
 ) -> None:
@@ -96,4 +94,4 @@ def change_rate(
     """
     from dlqbatch.replay.control import set_rate
 
-    show_status(set_rate(settings, name, rate, actor=actor).as_dict(), as_json=as_json)
+    show_status(reach.run(set_rate, name, rate, actor=actor).as_dict(), as_json=as_json)

@@ -18,7 +18,7 @@ from dlqbatch.aws.secrets import fetch
 from dlqbatch.cli import ONE_REQUEST_SECONDS, end_now
 from dlqbatch.cli.printing import PARTIAL, name_job, print_error, print_json, print_report
 from dlqbatch.cli.watchdog import Watchdog
-from dlqbatch.errors import DlqbatchError
+from dlqbatch.errors import DlqbatchError, SettingsError
 from dlqbatch.settings import Settings, load, mask_secrets, stated_format
 from dlqbatch.settings.sources import CONFIG_VARIABLE
 
@@ -87,10 +87,11 @@ class _Stop:
         return self._asked_at is not None
 
 
-def settings_from(overrides: Mapping[str, object], config: Path | None) -> Settings:
+def settings_from(overrides: Mapping[str, object], config: Path | None, *, may_be_remote: bool = False) -> Settings:
     """Read the settings of one command, and set up its logs as they say.
 
-    `overrides` come from the command line. `config` counts before DLQBATCH_CONFIG.
+    `overrides` come from the command line. `config` counts before DLQBATCH_CONFIG. A command that does not go by
+    --remote is refused where the settings name a console.
     """
     environ = os.environ if config is None else {**os.environ, CONFIG_VARIABLE: str(config)}
     try:
@@ -100,7 +101,18 @@ def settings_from(overrides: Mapping[str, object], config: Path | None) -> Setti
         raise
     mask_secrets(settings)
     logs.configure(settings.log_level, settings.log_format)
+    if not may_be_remote:
+        refuse_remote(settings)
     return settings
+
+
+def refuse_remote(settings: Settings, instead: str = "") -> None:
+    """SettingsError for a command that works on the broker or on files, and cannot be sent to a console."""
+    if settings.remote is not None:
+        raise SettingsError(
+            f"this command does not go by --remote (dlqbatch.remote, {settings.written_in.get('remote', 'settings')}). "
+            f"Nothing was done. {instead}Run it where the broker and the database are reached, without --remote"
+        )
 
 
 class Progress:

@@ -12,7 +12,7 @@ from dlqbatch.cli.printing import remark
 from dlqbatch.logs import plain
 
 if TYPE_CHECKING:  # they need SQLAlchemy, which a help page does not
-    from dlqbatch.messages.actions import MessageActions
+    from dlqbatch.cli.reach import Reach
     from dlqbatch.messages.selection import Split
     from dlqbatch.store.filters import Filters
 
@@ -50,12 +50,16 @@ def print_split(split: Split) -> None:
     remark(f"of these: {split.edits:,} edits, {split.under_way:,} under way, {split.reserved:,} reserved by a plan")
 
 
-def say_what_is_near(store: MessageActions, filters: Filters) -> None:
+def say_what_is_near(reach: Reach, filters: Filters) -> None:
+    from dlqbatch.messages.actions import MessageActions
+
     remark("nothing found")
-    for sentence in store.near(filters):
+    for sentence in reach.messages(MessageActions.near, filters):
         remark(sentence)
 
 
-def say_what_is_missing(store: MessageActions, filters: Filters) -> None:
-    for sentence in store.values_not_found(filters):
+def say_what_is_missing(reach: Reach, filters: Filters) -> None:
+    from dlqbatch.messages.actions import MessageActions
+
+    for sentence in reach.messages(MessageActions.values_not_found, filters):
         remark(sentence)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from dlqbatch.cli.options import AsJson, ConfigFile, Prometheus, ScopeName, SettingPairs, load_settings
+from dlqbatch.cli.options import AsJson, ConfigFile, Prometheus, Remote, ScopeName, SettingPairs, load_settings
 from dlqbatch.cli.printing import print_json
+from dlqbatch.cli.reach import Reach
 from dlqbatch.logs import masked, plain
 from dlqbatch.store.scope_name import EVERY
 
@@ -34,6 +35,7 @@ def status(
     config: ConfigFile = None,
     *,
     scope: ScopeName = None,
+    remote: Remote = None,
     prometheus: Prometheus = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,8 +45,11 @@ def status(
     """
     from dlqbatch.monitor.job import overview
 
-    flags = {"prometheus_file": None if prometheus is None else str(prometheus), "scope": scope}
-    view = overview(load_settings(settings, config, flags), export=prometheus is not None)
+    flags = {"prometheus_file": None if prometheus is None else str(prometheus), "scope": scope, "remote": remote}
+    reach = Reach(load_settings(settings, config, flags, may_be_remote=True))
+    if prometheus is not None:
+        reach.here("`dlqbatch status` without --prometheus does. ")
+    view = reach.run(overview, export=prometheus is not None)
     if as_json:
         print_json(view.as_dict())
         return

@@ -89,7 +89,7 @@ def secrets_of(settings: Settings) -> tuple[str, ...]:
         found += [*secrets_in(address.geturl()), address.path, address.query]
     keys = (
         *(settings.console_oidc_client_secret, settings.console_proxy_secret, settings.console_secret),
-        *(settings.webhook_secret, settings.pagerduty_key),
+        *(settings.webhook_secret, settings.pagerduty_key, settings.remote_token),
     )
     return (*found, *(key.get_secret_value() for key in keys if key is not None))
 

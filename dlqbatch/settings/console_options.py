@@ -1,4 +1,4 @@
-"""The options of `dlqbatch console`: where it listens, who may look, decide and administer."""
+"""The options of `dlqbatch console`, and of commands that ask a console elsewhere: where it is, and the token."""
 
 from __future__ import annotations
 
@@ -159,3 +159,13 @@ class ConsoleOptions(Options):
     console_operators: Names = option((), "People and groups that may decide about messages.", _NAMES)
     console_admins: Names = option((), "People and groups that may change events and rules too.", _NAMES)
     console_revealers: Names = option((), "People and groups that may see masked content.", _NAMES)
+    remote: Annotated[str, AfterValidator(web_address)] | None = option(
+        None,
+        "The console that commands are sent to (`--remote`); they need neither broker nor database then.",
+        "an https:// address; http:// for this machine alone",
+    )
+    remote_token: Annotated[SecretText, AfterValidator(secret)] | None = option(
+        None,
+        "The token for that console, which `dlqbatch console --new-token NAME` prints. Never on a command line.",
+        "a token",
+    )

@@ -75,6 +75,7 @@ SECRET_VALUES = {
     "console_oidc_client_secret": CANARY * 8,
     "console_proxy_secret": CANARY * 8,
     "console_secret": CANARY * 8,
+    "remote_token": f"dlq_{CANARY}",
     "webhook_secret": f"whsec_{'c4n4' * 8}",
     "pagerduty_key": "c4" * 16,
 }
