@@ -74,7 +74,7 @@ class Readings:
         self._keys: dict[str, set[str | None]] = {}
         self._letters: dict[str, DeadLetters | None] = {}
         self._hiding: dict[str, bool | None] = {}
-        self._held: dict[str, int] = {}
+        self._held: dict[str, int | None] = {}
 
     def read(self, queues: Collection[str], at: datetime) -> dict[str, QueueReading]:
         """A reading for each queue; a queue that neither the API nor AMQP could show is not in it."""
@@ -196,8 +196,8 @@ class Readings:
                 self._hiding[queue] = None
         return self._hiding[queue]
 
-    def held(self, queue: str) -> int:
-        """How many of its messages somebody has taken and not settled; 0 where nobody knows.
+    def held(self, queue: str) -> int | None:
+        """How many of its messages somebody has taken and not settled; None where nobody knows.
 
         Who looks into the queue does not see them, and they can come back to it.
         """
@@ -206,7 +206,7 @@ class Readings:
                 described = self.describe(queue)
                 self._held[queue] = 0 if described is None else _number(described[1].get("messages_unacknowledged"))
             except (Unanswered, AttributeError, LookupError, TypeError, ValueError):
-                self._held[queue] = 0
+                self._held[queue] = None
         return self._held[queue]
 
     def describe(self, queue: str) -> tuple[QueueFacts, Mapping[str, Any]] | None:

@@ -300,20 +300,20 @@ class Observation:
         edge = emptied_since(ingests, back)
         drain = self._newest_drain(frozenset(sources), since, edge) if edge is not None and sources else None
         missing = unseen([drain] if drain is not None else [], ingests, sources, back, since)
-        return missing or self._held_elsewhere((*sorted(sources), *sorted(back)))
+        return missing or self._held_elsewhere((*sorted(sources), *sorted(back)), is_acknowledged=is_acknowledged)
 
-    def _held_elsewhere(self, queues: Iterable[str]) -> str:
+    def _held_elsewhere(self, queues: Iterable[str], *, is_acknowledged: bool) -> str:
         """Which of these queues holds messages that another run or program has taken: no look has seen them."""
-        held = ((queue, self.reader.readings.held(queue)) for queue in queues)
-        return next(
-            (
-                f"queue '{queue}' holds {number} unacknowledged message(s): a run or a program that has taken it may "
-                "have it yet"
-                for queue, number in held
-                if number
-            ),
-            "",
-        )
+        for queue in queues:
+            held = self.reader.readings.held(queue)
+            if held or (held is None and is_acknowledged):
+                what = (
+                    f"holds {held} unacknowledged message(s)"
+                    if held
+                    else "may hold unacknowledged message(s) that only the management API can tell"
+                )
+                return f"queue '{queue}' {what}: a run or a program that has taken it may have it yet"
+        return ""
 
     def _ways_back(self, each: SentAttempt) -> tuple[Collection[str], AbstractSet[str]]:
         """The queues through which it would come back: those that drains take from, and those of ingests."""
