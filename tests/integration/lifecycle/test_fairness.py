@@ -1,4 +1,4 @@
-"""Whatever is reserved, held, put off or leased: all else that is due goes in the next run, in its order."""
+"""Whatever is reserved, held, put off, leased or another deployment's: all else that is due goes next, in its order."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "broken": {"origin_queue": "down", "error_message": "unavailable"},
     "leased": {},
     "later": {"next_retry_at": NOW + MINUTE},
+    "of another deployment": {"scope_id": 2},
     "for a person": {"status": Status.MANUAL, "next_retry_at": None},
 }
 
