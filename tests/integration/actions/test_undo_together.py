@@ -261,7 +261,7 @@ class IncidentOfEdits(Incident):
             work = works[each.identity] = works.get(each.parent or "", each.identity)
             alive[work] += each.status is not Status.ARCHIVED
             sent[work] += self.sent.count(each.id)
-        assert max(alive.values()) == 1, (self.seed, alive)
+        assert max(alive.values()) <= 1, (self.seed, alive)
         assert max(sent.values()) <= 1, (self.seed, sent)
         assert self.taken_though_held == [], self.seed
 
