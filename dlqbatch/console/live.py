@@ -1,7 +1,7 @@
 """What is live: one reader for the whole process looks at database and broker, however many pages are open.
 
-A topic is what a page listens to: `now`, or `plan:HASH`. While anybody listens to it, the reader reads it every few
-seconds, makes its parts of the page once, and hands the same text to everybody.
+A topic is what a page listens to: `now`, or `plan:HASH` with what kind of person looks at it. While anybody listens to
+it, the reader reads it every few seconds, makes its parts of the page once, and hands the same text to everybody.
 """
 
 from __future__ import annotations

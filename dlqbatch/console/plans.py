@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import Response
 
 from dlqbatch.console.addresses import chips
 from dlqbatch.console.decisions import check_typed, chosen
+from dlqbatch.console.rights import Role
 from dlqbatch.replay import plan as plans
 from dlqbatch.replay.abort import abort_replay
 from dlqbatch.replay.approve import approve_replay
@@ -18,6 +19,7 @@ from dlqbatch.replay.canary_and_rate import FIRST_STEP
 from dlqbatch.replay.control import pause_replay, resume_replay, set_rate
 from dlqbatch.replay.freeze import Selection, made_by
 from dlqbatch.replay.job import AS_PLANNED, has_run_lately, plan_replay, release_replay
+from dlqbatch.replay.plan_status import PlanStatus
 from dlqbatch.replay.second_person import is_same, why_not_alone
 from dlqbatch.store.filters import NotUnderstood
 from dlqbatch.store.reservation import OVER
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from dlqbatch.console.live import Parts
 
 _SHOWN: Final = 50
+PARTS: Final = ("far", "decide")
 
 
 def listing(call: Call) -> Response:
@@ -71,20 +74,34 @@ def make(call: Call) -> Response:
 
 def show(call: Call) -> Response:
     plan = plans.status(call.console.engine, call.path("hash"))
-    most_alone, is_approved = call.console.settings.replay_approval, plan.approved is not None
     return call.page(
         "plan.html",
-        plan=plan,
         live=plan.state not in OVER or plan.outcomes.open > 0,
-        first=min(FIRST_STEP, plan.waiting),
-        not_alone=why_not_alone(
+        **_values(call, plan),
+    )
+
+
+def _values(call: Call, plan: PlanStatus) -> dict[str, Any]:
+    """What the parts of the page show to this person: how far the plan is, and what can be decided about it."""
+    most_alone, is_approved = call.console.settings.replay_approval, plan.approved is not None
+    look = call.console.live.watch.last
+    return {
+        "plan": plan,
+        "harmed": look.queues.get(plan.harmed_queue or "") if look is not None else None,
+        "may_decide": _may_decide(call),
+        "first": min(FIRST_STEP, plan.waiting),
+        "not_alone": why_not_alone(
             plan.hash, plan.size, plan.actor, call.actor, is_approved=is_approved, most_alone=most_alone
         ),
-        wants_approval=most_alone is not None
+        "wants_approval": most_alone is not None
         and plan.size > most_alone
         and not is_approved
         and not is_same(call.actor, plan.actor),
-    )
+    }
+
+
+def _may_decide(call: Call) -> bool:
+    return call.person is not None and call.person.role >= Role.OPERATOR
 
 
 def release(call: Call) -> Response:
@@ -121,12 +138,15 @@ def approve(call: Call) -> Response:
 
 
 def live(call: Call) -> Response:
-    console, name = call.console, plans.status(call.console.engine, call.path("hash")).hash
+    console, found = call.console, plans.status(call.console.engine, call.path("hash"))
 
     def parts() -> Parts:
-        return {"plan": console.pages.part("_plan.html", plan=plans.status(console.engine, name))}
+        values = _values(call, plans.status(console.engine, found.hash))
+        return {name: console.pages.part(f"_plan_{name}.html", **values) for name in PARTS}
 
-    return console.live.stream(f"plan:{name}", parts)
+    # What can be decided differs by the role, and between who made the plan and a second person.
+    kind = ("operator" if _may_decide(call) else "reader", "own" if is_same(call.actor, found.actor) else "other")
+    return console.live.stream(f"plan:{found.hash}:{':'.join(kind)}", parts)
 
 
 def abort(call: Call) -> Response:

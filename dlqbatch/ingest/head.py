@@ -121,6 +121,7 @@ def take_head(
     reason: str,
     note: str | None = None,
     takes_any: bool = False,
+    verified: bool = False,
 ) -> Taken:
     """Take one message; without `takes_any` only one that a retry of the dead store has sent there."""
     check_person(actor, reason)
@@ -151,7 +152,7 @@ def take_head(
             session = Session(connection, Origins(connection, touch=False), bounds)
             clock, fields = StoreClock(engine), Fields(settings.fields)
             store, dry_run = ingestion(settings, engine), run_options.dry_run
-            head = _Head(queue, session, store, clock, actor, reason, note, takes_any, dry_run, is_quorum)
+            head = _Head(queue, session, store, clock, actor, reason, note, takes_any, verified, dry_run, is_quorum)
             return head.take(lambda delivery: Gather(_examined(delivery, trust, clock(), fields, reason)))
     finally:
         connection.close()
@@ -203,6 +204,8 @@ class _Head:
     reason: str
     note: str | None
     takes_any: bool
+    verified: bool
+    """A login says who it is."""
     dry_run: bool
     is_quorum: bool
     """There a get whose message is not settled yet counts as a consumer."""
@@ -286,7 +289,8 @@ class _Head:
         values = {"held_at": now, "held_by": self.actor, "held_why": self.reason, "reviving": False}
         values |= {} if self.note is None else {"note": self.note}
         details = holds.decide(connection, each.fingerprint, "", values, now)
-        request = Request("take-head", self.actor, self.reason, filters={"queue": self.queue}, details=details)
+        filters = {"queue": self.queue}
+        request = Request("take-head", self.actor, self.reason, self.verified, filters, details)
         action_id = action_log.begin(connection, request, now, ended=True)
         why = f"{action_name(action_id)}: taken from the head of '{self.queue}', and on hold: {self.reason}"
         journal.note(connection, row_id, now, self.actor, why)

@@ -20,6 +20,7 @@ from dlqbatch.replay.job import store_for_person
 from dlqbatch.replay.plan import PlanRefused, enter, find, locked
 from dlqbatch.replay.plan_status import (
     COUNTED_FROM,
+    HARMED,
     NEEDS_APPLY,
     PAUSED,
     RATE,
@@ -106,7 +107,7 @@ def resume_replay(settings: Settings, name: str, *, actor: str) -> PlanStatus:
 
 def resumed(progress: dict[str, object], now: datetime) -> dict[str, object]:
     """The progress of a stopped plan that goes on: where it was if a person has paused it, else counted anew."""
-    kept = {name: value for name, value in progress.items() if name not in {"stopped_why", PAUSED}}
+    kept = {name: value for name, value in progress.items() if name not in {"stopped_why", HARMED, PAUSED}}
     if PAUSED in progress:
         return kept
     kept.pop(STEP, None)

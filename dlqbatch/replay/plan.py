@@ -18,6 +18,7 @@ from dlqbatch.replay.canary_and_rate import MAX_FAILURE_RATE, Go, Step, Stop, Ve
 from dlqbatch.replay.plan_status import (
     APPROVED,
     COUNTED_FROM,
+    HARMED,
     MENDED,
     NEEDS_APPLY,
     PAUSED,
@@ -188,7 +189,7 @@ def start(
                 "with it. Nothing was changed"
             )
         counted_from = _counted_from(found) or now
-        over = {"stopped_why", PAUSED, NEEDS_APPLY} | (set() if goes_on_counting(found) else {STEP})
+        over = {"stopped_why", HARMED, PAUSED, NEEDS_APPLY} | (set() if goes_on_counting(found) else {STEP})
         progress = {
             **{name: value for name, value in (found.progress or {}).items() if name not in over},
             **({} if per_second is None else {RATE: per_second}),
@@ -220,12 +221,16 @@ def take_back(engine: Engine, plan: Applied, now: datetime) -> None:
             enter(connection, found, "planned", now, {k: v for k, v in found.progress.items() if k == APPROVED})
 
 
-def stop(engine: Engine, plan_id: int, why: str, now: datetime) -> bool:
-    """Nothing more of the plan goes; its rows stay reserved until a person decides. False: it is not being applied."""
+def stop(engine: Engine, plan_id: int, why: str, now: datetime, queue: str | None = None) -> bool:
+    """Nothing more of the plan goes; its rows stay reserved until a person decides. False: it is not being applied.
+
+    `queue` is where harm was seen.
+    """
     with writing(engine) as connection:
         found = locked(connection, plan_id)
         if found.state == "applying":
-            enter(connection, found, "stopped", now, {**(found.progress or {}), "stopped_why": why})
+            stopped = {"stopped_why": why} | ({} if queue is None else {HARMED: queue})
+            enter(connection, found, "stopped", now, {**(found.progress or {}), **stopped})
         return bool(found.state == "applying")
 
 

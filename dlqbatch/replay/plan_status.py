@@ -20,6 +20,8 @@ from dlqbatch.store.states import Status
 from dlqbatch.store.tables import ATTEMPTS, MESSAGES, OBSERVED, PLAN_ITEMS, PLANS
 from dlqbatch.store.text import json_ready
 
+HARMED: Final = "harmed_queue"
+"""In `progress` of a plan that the guard has stopped: the queue in which it saw harm."""
 MENDED: Final = "mended"
 """In `filters` of a plan: what was mended since its messages failed, by the word of who made the plan."""
 STEP: Final = "step"
@@ -106,6 +108,8 @@ class PlanStatus:
     """It was resumed, but the apply that sent it has ended when it stopped."""
     mended: str | None = None
     """What was mended since the messages failed, which answers some risks."""
+    harmed_queue: str | None = None
+    """The queue in which the guard saw harm, and so stopped the plan."""
 
     @property
     def do_next(self) -> str:
@@ -233,6 +237,7 @@ def status_of(connection: Connection, plan_id: int) -> PlanStatus:
         progress.get(APPROVED),
         NEEDS_APPLY in progress,
         mended and masked(mended),
+        progress.get(HARMED),
     )
 
 

@@ -93,9 +93,9 @@ def send_plan(
     )
     size = plans.finish(engine, plan.plan_id, clock()).waiting
 
-    def stop(why: str) -> bool:
+    def stop(why: str, queue: str) -> bool:
         # When all is sent there is nothing to stop, but its outcomes are waited for.
-        return plans.stop(engine, plan.plan_id, why, clock()) or items.control().state == "done"
+        return plans.stop(engine, plan.plan_id, why, clock(), queue) or items.control().state == "done"
 
     watch = Watch(settings, tuple(plan.origins), stop, lambda queue: _ADVICE.format(queue=quote(queue)))
     with executor_for(engine) as executor:

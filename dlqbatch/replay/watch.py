@@ -36,11 +36,16 @@ _TRIES_EVERY: Final = 2.0
 class Watch:
     """The looks at the queues of these origins.
 
-    `stop` stops the plan for a reason; it returns False if the apply need not end: somebody has paused or stopped it.
+    `stop` stops the plan for a reason and a queue. It returns False if the apply need not end: somebody has paused or
+    stopped it.
     """
 
     def __init__(
-        self, settings: Settings, origins: Sequence[Origin], stop: Callable[[str], bool], advice: Callable[[str], str]
+        self,
+        settings: Settings,
+        origins: Sequence[Origin],
+        stop: Callable[[str, str], bool],
+        advice: Callable[[str], str],
     ) -> None:
         self.harm: str | None = None
         """Why the plan was stopped."""
@@ -97,7 +102,7 @@ class Watch:
     def _stops(self, found: Harm) -> bool:
         why = f"{found.why}. {self._advice(found.queue)}"
         try:
-            is_stopped = self._stop(why)
+            is_stopped = self._stop(why, found.queue)
         except DlqbatchError:
             is_stopped = True  # this apply ends in any case
         if is_stopped:

@@ -33,15 +33,10 @@
       mark.textContent = isLive ? "live" : "not live";
       mark.title = text;
     };
-    const source = new EventSource(from);
-    source.onopen = () => say(true, "this page is kept up to date");
-    source.onerror = () => say(false, "the console does not answer; what is shown is what was known last");
-    source.onmessage = (event) => {
-      const found = JSON.parse(event.data);
-      if (found.problem) return say(false, found.problem);
-      say(true, "this page is kept up to date");
+    let parts = {};
+    const renew = () => {
       for (const part of all("[data-live]")) {
-        const text = found.parts[part.dataset.live];
+        const text = parts[part.dataset.live];
         // Nothing changes under somebody's fingers.
         const isInUse = part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea, button");
         if (text === undefined || isInUse || part.dataset.last === text) continue;
@@ -51,6 +46,18 @@
         if (focus) all("a", part).find((each) => each.getAttribute("href") === focus)?.focus();
       }
       times();
+    };
+    // What was in use is renewed when it is not any more.
+    document.addEventListener("focusout", () => setTimeout(renew));
+    const source = new EventSource(from);
+    source.onopen = () => say(true, "this page is kept up to date");
+    source.onerror = () => say(false, "the console does not answer; what is shown is what was known last");
+    source.onmessage = (event) => {
+      const found = JSON.parse(event.data);
+      if (found.problem) return say(false, found.problem);
+      say(true, "this page is kept up to date");
+      parts = found.parts;
+      renew();
     };
   }
 

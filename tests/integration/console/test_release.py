@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,8 @@ def test_all_at_once_takes_the_number_typed(world: World) -> None:
     for number in ("", "6", "many"):
         assert browser.post(f"{place}/release", data={"send": "all", "number": number}).status_code == 422
     assert plans.recent(console.engine, 1)[0].state == "planned"
-    assert browser.post(f"{place}/release", data={"send": "all", "number": "7"}).status_code == 303
+    released = browser.post(f"{place}/release", data={"send": "all", "number": "7", "rate": "500/s"})
+    assert "500.0 a second" in text_of(browser.get(released.headers["location"]))
     run_the_job(console, MESSAGES)
     assert team.depth(ORIGIN) == MESSAGES
 
@@ -107,6 +109,37 @@ def test_a_large_plan_waits_for_a_second_person(world: World) -> None:
     as_role(browser, console, Role.OPERATOR)
     assert "Send 4 first" in text_of(browser.get(place))
     assert browser.post(f"{place}/release").status_code == 303
+
+
+def test_what_kills_its_consumer_is_taken_out_and_the_plan_goes_on(world: World) -> None:
+    console, browser, team = world
+    place = planned(browser)
+    browser.post(f"{place}/release", data={"send": "all", "number": "7", "rate": "1000/s"})
+    plan = plans.recent(console.engine, 1)[0]
+    # What the guard does when it sees a consumer go.
+    plans.stop(console.engine, plan.id, "1 of 1 consumer(s) went away", datetime.now(UTC), ORIGIN)
+    team.publish("", ORIGIN, b"poison")
+    page = browser.get(place)
+    assert f"Take the head out of {ORIGIN}…" in text_of(page)
+    asked = f"/head?queue={ORIGIN}&plan={plan.hash}"
+    assert f'href="{asked}"'.replace("&", "&amp;") in page.text
+    assert f"Take the head out of {ORIGIN}" in text_of(browser.get(asked))
+    form = {"queue": ORIGIN, "plan": plan.hash, "note": "INC-1"}
+    assert browser.post("/head", data=form).status_code == 422
+    refused = browser.post("/head", data={**form, "reason": "kills the worker"})
+    assert refused.status_code == 409
+    assert "no replay and no retry of dlqbatch has sent the message" in text_of(refused)
+    assert browser.post("/head", data={**form, "queue": "none", "reason": "x"}).status_code == 422
+    taken = browser.post("/head", data={**form, "reason": "kills the worker", "any": "yes"})
+    assert taken.headers["location"] == place
+    page = browser.get(place)
+    assert re.search(rf"Message \d+ was taken out of {ORIGIN}, and is on hold", text_of(page))
+    assert "Undo" in text_of(page)
+    assert "operator-person ✓ verified kills the worker" in text_of(browser.get("/actions"))
+    assert browser.post(f"{place}/resume").status_code == 303
+    assert "Take the head" not in text_of(browser.get(place))
+    run_the_job(console, MESSAGES)
+    assert team.depth(ORIGIN) == MESSAGES
 
 
 def test_a_reader_is_offered_nothing_of_it(world: World) -> None:
