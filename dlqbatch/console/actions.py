@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from dlqbatch.actions import queries
 from dlqbatch.actions.undo import undo as undo_action
+from dlqbatch.console.pages import shown
 from dlqbatch.store.filters import NotUnderstood
 
 if TYPE_CHECKING:
@@ -35,8 +36,13 @@ def show(call: Call) -> Response:
 
 def undo(call: Call) -> Response:
     name, reason = call.path("name"), call.one("reason").strip() or "undone in the console"
+    before = queries.show(call.console.engine, name, 1).action
     done = undo_action(call.console.engine, name, actor=call.actor, reason=reason, verified=call.is_verified)
     call.note("done", action=name, undo=done.action, done=done.done, skipped=done.not_done)
     call.console.snapshots.forget()
+    if not done.done and before.undone_by is not None:
+        by = queries.show(call.console.engine, before.undone_by, 1).action.actor
+        notice = f"{name} was undone already, by {shown(by, 60)} as {before.undone_by}: nothing was changed."
+        return call.to(f"/actions/{name}", notice)
     skipped = f", {done.not_done:,} skipped, for they have changed since" if done.not_done else ""
     return call.to(f"/actions/{done.action or name}", f"{done.done:,} are as they were before {name}{skipped}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -271,7 +272,15 @@ def _failure(call: Call, error: Exception) -> Response:
         )
         return RedirectResponse(call.console.href(f"/login?next={quote(place)}"), HTTPStatus.SEE_OTHER)
     retries = status == HTTPStatus.SERVICE_UNAVAILABLE
-    return call.page("failure.html", status, title=title, why=why, retries=retries, changes=call.route.changes)
+    changes = call.route.changes
+    return call.page("failure.html", status, title=title, why=why, retries=retries, changes=changes, about=_about(call))
+
+
+def _about(call: Call) -> str:
+    """The page of the plan, message, group or action that a decision was about; empty if there is none."""
+    place = call.request.url.path.removeprefix(call.console.prefix)
+    decided = re.fullmatch(r"(/(?:plans|messages|groups|actions)/[^/]+)/.+", place)
+    return decided[1] if call.route.changes and decided else ""
 
 
 def _told(error: Exception, why: str) -> dict[str, object]:

@@ -14,6 +14,7 @@ from dlqbatch.groups.decisions import Decided
 from dlqbatch.groups.inbox import of_group
 from dlqbatch.lifecycle.rule_rows import Rules
 from dlqbatch.messages.composition import composition
+from dlqbatch.store import holds
 from dlqbatch.store.engine import reading
 from dlqbatch.store.filters import NotUnderstood, parse_time
 
@@ -32,6 +33,7 @@ def show(call: Call) -> Response:
     now = console.clock()
     with reading(console.engine, is_snapshot=True) as connection:
         found = composition(connection, fingerprint, now)
+        written = holds.decided(connection, fingerprint, "", lock=False)
     sample = console.messages.show(found.samples["newest"]) if found.samples else None
     explained = None if sample is None else Rules(console.engine).test_message(sample.record.id)
     queues = tuple(found.parts["queue"])
@@ -41,6 +43,7 @@ def show(call: Call) -> Response:
         200 if found.total else 404,
         fingerprint=fingerprint,
         group=found,
+        seen={name: written.get(name) or "" for name in ("note", "owner")},
         sample=sample,
         explained=explained,
         troubles={queue: console.live.watch.trouble_of(queue) for queue in queues},
@@ -80,9 +83,11 @@ def acknowledge(call: Call) -> Response:
 
 def note(call: Call) -> Response:
     said, owner = call.one("note").strip(), call.one("owner").strip()
+    # What the page showed to whoever wrote: what somebody else has written since stays.
+    seen = {"note": call.one("note-before"), "owner": call.one("owner-before")}
     return _decided(
         call,
-        decisions.note(*_about(call), text=said, owner=owner, actor=call.actor, verified=call.is_verified),
+        decisions.note(*_about(call), text=said, owner=owner, seen=seen, actor=call.actor, verified=call.is_verified),
     )
 
 

@@ -51,6 +51,30 @@ class NotHeld(DlqbatchError):
         super().__init__(f"group {fingerprint} is not on hold{where}{held}. Nothing was changed.")
 
 
+class AlreadyHeld(DlqbatchError):
+    """Somebody else holds the group: their reason would be lost."""
+
+    exit_code = 1
+
+    def __init__(self, fingerprint: str, by: str, at: datetime, why: str) -> None:
+        self.fingerprint, self.by, self.at, self.why = fingerprint, by, at, why
+        super().__init__(
+            f"group {fingerprint} is on hold already, by {by} since {at:%Y-%m-%d %H:%M:%S} UTC: {why}. Nothing was "
+            "changed."
+        )
+
+
+class WrittenSince(DlqbatchError):
+    """Somebody has written another note or owner since this one was begun."""
+
+    exit_code = 1
+
+    def __init__(self, fingerprint: str, written: Mapping[str, str]) -> None:
+        self.fingerprint, self.written = fingerprint, dict(written)
+        found = ", ".join(f"{name} '{value}'" if value else f"no {name}" for name, value in written.items())
+        super().__init__(f"somebody has written about group {fingerprint} since: {found}. Nothing was changed.")
+
+
 @dataclass(frozen=True, slots=True)
 class Decided:
     group: str
@@ -113,11 +137,15 @@ def note(
     text: str | None = None,
     owner: str | None = None,
     tags: Sequence[str] | None = None,
+    seen: Mapping[str, str] | None = None,
     actor: str,
     now: datetime | None = None,
     verified: bool = False,
 ) -> Decided:
-    """Write a note, an owner or tags; what is None stays, and an empty one is taken away."""
+    """Write a note, an owner or tags; what is None stays, and an empty one is taken away.
+
+    WrittenSince if note and owner are not what the person has `seen`.
+    """
     given = {"note": text, "owner": owner, "tags": None if tags is None else [tag for tag in tags if tag]}
     values = {name: value or (None if name != "tags" else []) for name, value in given.items() if value is not None}
     if not values:
@@ -125,7 +153,7 @@ def note(
             "give a note, --owner or --tag; an empty one takes away what is there. Nothing was changed."
         )
     now = StoreClock(engine)() if now is None else now
-    return _decide(engine, "note", group, queue, values, actor, text or "noted", now, verified=verified)
+    return _decide(engine, "note", group, queue, values, actor, text or "noted", now, verified=verified, seen=seen)
 
 
 def acknowledge(
@@ -164,11 +192,18 @@ def _decide(
     now: datetime,
     *,
     verified: bool,
+    seen: Mapping[str, str] | None = None,
 ) -> Decided:
     check_person(actor, reason)
     with writing(engine) as connection:
         fingerprint = the_group(connection, group)
-        if kind == "unhold" and holds.decided(connection, fingerprint, queue).get("held_at") is None:
+        present = holds.decided(connection, fingerprint, queue)
+        written = {name: present.get(name) or "" for name in seen or ()}
+        if written != (seen or {}):
+            raise WrittenSince(fingerprint, written)
+        if kind == "hold" and present.get("held_at") is not None and present["held_by"] != actor:
+            raise AlreadyHeld(fingerprint, present["held_by"], present["held_at"], present["held_why"])
+        if kind == "unhold" and present.get("held_at") is None:
             others = select(_G.queue).where(
                 own(connection, _G.scope_id), _G.fingerprint == fingerprint, _G.held_at.is_not(None)
             )

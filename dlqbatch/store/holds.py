@@ -109,11 +109,11 @@ def revive(connection: Connection, fingerprint: str, queue: str, now: datetime, 
     return None
 
 
-def decided(connection: Connection, fingerprint: str, queue: str) -> dict[str, Any]:
+def decided(connection: Connection, fingerprint: str, queue: str, *, lock: bool = True) -> dict[str, Any]:
     """What is decided about a group, such as its hold; empty if nothing ever was."""
     this = (_G.scope_id == scope_of(connection), _G.fingerprint == fingerprint, _G.queue == queue)
-    query = select(GROUPS).where(*this).with_for_update()
-    row = connection.execute(query).one_or_none()
+    query = select(GROUPS).where(*this)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     return {} if row is None else dict(row._mapping)  # noqa: SLF001  (SQLAlchemy's own name for the columns of a row)
 
 

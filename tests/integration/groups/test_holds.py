@@ -11,7 +11,7 @@ from sqlalchemy import select, text
 
 from dlqbatch.actions.queries import recent
 from dlqbatch.actions.undo import NotUndoable, undo
-from dlqbatch.groups.decisions import NoSuchGroup, NotHeld, acknowledge, hold, note, unhold
+from dlqbatch.groups.decisions import AlreadyHeld, NoSuchGroup, NotHeld, WrittenSince, acknowledge, hold, note, unhold
 from dlqbatch.groups.inbox import Decisions, inbox, of_group
 from dlqbatch.groups.state import GroupState
 from dlqbatch.lifecycle.leases import claim, due, take_over
@@ -204,6 +204,21 @@ def test_every_decision_is_an_action_that_can_be_undone(engine: Engine) -> None:
     acknowledge(engine, A, more=9, **WHO)
     with pytest.raises(NotUndoable, match="somebody has decided something else"):
         undo(engine, known.action, **WHO)
+
+
+def test_what_somebody_else_has_decided_is_not_written_over_unseen(engine: Engine) -> None:
+    pending(engine, 1, fingerprint=A)
+    hold(engine, A, **WHO)
+    with pytest.raises(AlreadyHeld, match=r"by ann since .* UTC: for the developers"):
+        hold(engine, A, actor="bob", reason="the limit")
+    hold(engine, A, actor="ann", reason="INC-1")
+    note(engine, A, text="INC-1", owner="team-a", seen={"note": "", "owner": ""}, actor="ann")
+    with pytest.raises(WrittenSince, match="note 'INC-1', owner 'team-a'"):
+        note(engine, A, text="whose?", owner="", seen={"note": "", "owner": ""}, actor="bob")
+    note(engine, A, text="INC-2", seen={"note": "INC-1", "owner": "team-a"}, actor="bob")
+    (line,) = of_group(engine, A).lines
+    assert (line.decisions.held_why, line.decisions.note, line.decisions.owner) == ("INC-1", "INC-2", "team-a")
+    assert len(recent(engine, 10)) == 4
 
 
 def test_what_was_parked_and_discarded_is_sent_when_hold_and_discard_are_taken_back(engine: Engine) -> None:
