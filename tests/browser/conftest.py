@@ -24,10 +24,10 @@ ARGUMENTS = (
 
 
 class Site:
-    """A console that runs, and the token that lets in."""
+    """A console that runs, and the address that lets in; behind a proxy there is none."""
 
     def __init__(self, process: subprocess.Popen[str], said: dict[str, str]) -> None:
-        self.process, self.address, self.door = process, said["address"], said["open"]
+        self.process, self.address, self.door = process, said["address"], said.get("open", "")
 
     def __call__(self, place: str) -> str:
         return self.address + place

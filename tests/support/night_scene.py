@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from program import DLQ, HANGS_AFTER, Client, Program, eventually
+from program import DLQ, FORKED, HANGS_AFTER, Client, Program, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 WORKER = Path(__file__).with_name("night_worker.py")
+RUNNER = Path(__file__).with_name("night_jobs.py").read_text()
 PREFETCH = 10
 MENDED = 20
 HELD = "fingerprint IN (SELECT fingerprint FROM dlq_groups WHERE held_at IS NOT NULL)"
@@ -42,8 +43,6 @@ dlqbatch.retry-delays=1h
 dlqbatch.statistics-delay=2s
 dlqbatch.health-address=off
 """
-JOBS = {"drain": "1m", "ingest": "10s", "lifecycle": "6s"}
-"""When `schedule` runs a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +134,26 @@ class Night:
         assert eventually(lambda: self.number("SELECT count(*) FROM dlq_messages") == self.size.total)
 
     @contextlib.contextmanager
+    def running(self, is_scheduled: bool) -> Iterator[None]:
+        """The jobs: by `schedule`, or all the time."""
+        loop = Program(self.program.settings, (FORKED, RUNNER))
+        runs = [("drain", "ingest", "lifecycle"), ("replay",)]
+        started = [self.program.start("schedule")] if is_scheduled else [loop.start(*names) for names in runs]
+        pipes = [pipe for each in started for pipe in (each.stdout, each.stderr) if pipe is not None]
+        silent = [threading.Thread(target=pipe.read) for pipe in pipes]
+        for each in silent:
+            each.start()
+        try:
+            yield
+        finally:
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.wait(HANGS_AFTER)
+            for each in silent:
+                each.join(HANGS_AFTER)
+
+    @contextlib.contextmanager
     def working(self, url: str) -> Iterator[None]:
         supervisors = [threading.Thread(target=self._supervise, args=(url, queue)) for queue in QUEUES]
         for each in supervisors:
@@ -181,9 +200,14 @@ class Night:
 
 
 @contextlib.contextmanager
-def night_of(size: Size, servers: dict[str, str], team: Client, folder: Path, **jobs: str) -> Iterator[Night]:
-    """A night whose jobs and workers run; `servers` are the addresses of broker, management API and database."""
-    when = "".join(f"dlqbatch.schedule-{job}={often}\n" for job, often in {**JOBS, **jobs}.items())
+def night_of(
+    size: Size, servers: dict[str, str], team: Client, folder: Path, jobs: Mapping[str, str] | None = None
+) -> Iterator[Night]:
+    """A night whose jobs and workers run; `servers` are the addresses of broker, management API and database.
+
+    `jobs` is when `schedule` runs a job; without, they run all the time, which takes less of the machine.
+    """
+    when = "".join(f"dlqbatch.schedule-{job}={often}\n" for job, often in (jobs or {}).items())
     (folder / "application.properties").write_text(SETTINGS + when)
     program = Program(servers | {"config": str(folder / "application.properties")})
     for words in (("db", "upgrade"), ("events", "set", "#", "0"), ("topology", "apply")):
@@ -196,15 +220,5 @@ def night_of(size: Size, servers: dict[str, str], team: Client, folder: Path, **
     url = servers["database_url"].replace("+psycopg", "")
     with psycopg.connect(url, autocommit=True) as store:
         scene = Night(size, program, team, folder, store)
-        schedule = program.start("schedule")
-        silent = [threading.Thread(target=pipe.read) for pipe in (schedule.stdout, schedule.stderr) if pipe]
-        for each in silent:
-            each.start()
-        try:
-            with scene.working(servers["broker_url"]):
-                yield scene
-        finally:
-            schedule.terminate()
-            schedule.wait(HANGS_AFTER)
-            for each in silent:
-                each.join(HANGS_AFTER)
+        with scene.running(bool(jobs)), scene.working(servers["broker_url"]):
+            yield scene

@@ -27,6 +27,7 @@ STEPS = {
 }
 MOST_COMMANDS = 20
 STOPPED = 1
+JOBS = {"drain": "1m", "ingest": "10s", "lifecycle": "6s"}
 
 
 class Terminal:
@@ -64,7 +65,7 @@ def night(
     broker_url: str, broker_addresses: tuple[str, str], team: Client, database_url: str, tmp_path: Path
 ) -> Iterator[Night]:
     servers = {"broker_url": broker_url, "management_url": broker_addresses[1], "database_url": database_url}
-    with night_of(Size(messages(1000)), servers, team, tmp_path) as scene:
+    with night_of(Size(messages(1000)), servers, team, tmp_path, JOBS) as scene:
         yield scene
 
 
