@@ -38,6 +38,8 @@ DECIDES_NOTHING = {
     *("/messages/{id}/reveal", "/messages/{id}/file", "/messages/{id}/edit/open"),
 }
 """Forms that show something, or open and close the door."""
+CUT_ELSEWHERE = {"/head"}
+"""It takes a message from the broker, which stays there until its row is stored: cut in `test_ingest_head.py`."""
 _groups = itertools.count(1)
 Effects = dict[tuple[object, ...], int]
 """How many rows of each kind there are, or how many more."""
@@ -286,4 +288,4 @@ def difference(before: Effects, after: Effects) -> Effects:
 
 def test_each_form_of_the_route_table_is_tried() -> None:
     forms = {route.path for route in routes() if route.changes and not route.is_api}
-    assert forms - DECIDES_NOTHING == FORMS.keys()
+    assert forms - DECIDES_NOTHING - CUT_ELSEWHERE == FORMS.keys()
