@@ -1,4 +1,4 @@
-"""The bad night by the pages of the console, by mouse; then every message is counted.
+"""The bad night by the pages of the console: by mouse, and by keyboard alone; then every message is counted.
 
 `DLQBATCH_TEST_NIGHT=10000 DLQBATCH_TEST_READING=3 scripts/test tests/browser/test_the_night.py -rP` is the whole night
 of somebody who looks at each page for three seconds, and prints how long it took.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from console_person import READING, Person, WithMouse
+from console_person import READING, Person, WithKeyboard, WithMouse
 from night_scene import MENDED, Night, Size, messages, night_of
 from program import Client, client, eventually
 
@@ -168,7 +168,7 @@ def the_night(person: Person, night: Night) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("kind", [WithMouse], ids=["mouse"])
+@pytest.mark.parametrize("kind", [WithMouse, WithKeyboard], ids=["mouse", "keyboard"])
 def test_the_night_goes_by_pages_and_loses_and_doubles_nothing(
     kind: type[Person],
     night: Night,
