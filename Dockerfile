@@ -1,3 +1,4 @@
+# The base is named by tag; the update bot pins it by digest (renovate.json).
 # The installed dependencies come from the first stage; the second has Python, them and the program, and no pip.
 FROM python:3.12.11-slim-bookworm AS build
 # With the libraries of AWS: one image for every platform, so that S3, SNS and Secrets Manager are a setting and not another
@@ -5,6 +6,7 @@ FROM python:3.12.11-slim-bookworm AS build
 # `--build-arg EXTRAS="aws console otlp"` adds what the console needs, 10 MB, and OpenTelemetry, 30 MB.
 COPY requirements.txt requirements-aws.txt requirements-console.txt requirements-otlp.txt /
 ARG EXTRAS=aws
+# hadolint ignore=SC2046
 RUN python -m venv --without-pip /venv \
     && pip --python /venv/bin/python install --no-cache-dir --disable-pip-version-check \
     $(printf -- '-r /requirements-%s.txt ' $EXTRAS)

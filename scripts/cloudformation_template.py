@@ -21,7 +21,7 @@ from scripts.lambda_parameters import declared
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STAGE: Final = "prod"
-PACKAGE: Final = "build/aws/dlqbatch-python3.12-x86_64.zip"
+PACKAGE: Final = "build/aws/dlqbatch-python3.12-arm64.zip"
 """What scripts/package makes; `aws cloudformation package` puts it into a bucket."""
 HEADER: Final = """\
 # Made from serverless.yml and deploy/aws by scripts/cloudformation_template.py; change those.

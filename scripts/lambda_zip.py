@@ -1,7 +1,7 @@
 """The package for AWS Lambda: the program and its pinned dependencies as one zip file, and nothing that does not run.
 
-`python scripts/lambda_zip.py --folder build/aws --python 3.12 --architecture x86_64` makes
-build/aws/dlqbatch-python3.12-x86_64.zip. The same sources make the same bytes. It holds byte code too, which the Python
+`python scripts/lambda_zip.py --folder build/aws --python 3.12 --architecture arm64` makes
+build/aws/dlqbatch-python3.12-arm64.zip. The same sources make the same bytes. It holds byte code too, which the Python
 of the package compiles: Lambda cannot write any, and would compile every module again at each cold start.
 """
 
@@ -35,7 +35,7 @@ ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
 
 AUTHORITY: Final = "ca.pem"
 """The certificates of those who sign the database's, if they are here: for sslmode=verify-full."""
-PYTHONS: Final = ("3.11", "3.12", "3.13")
+PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 
 _COMMAND_LINE: Final = frozenset(
     {"alembic", "annotated-doc", "mako", "markdown-it-py", "markupsafe", "mdurl", "pygments", "rich", "shellingham"}
@@ -208,7 +208,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Makes the package for AWS Lambda.")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "aws")
     parser.add_argument("--python", choices=PYTHONS, default="3.12")
-    parser.add_argument("--architecture", choices=list(ARCHITECTURES), default="x86_64")
+    parser.add_argument("--architecture", choices=list(ARCHITECTURES), default="arm64")
     given = parser.parse_args()
     try:
         made = build(given.folder, given.python, given.architecture)

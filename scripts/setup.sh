@@ -43,7 +43,7 @@ install_packages() (
 # Prints the first Python that is new enough; one that can make environments goes before one that cannot.
 find_python() {
     local candidate incomplete=
-    for candidate in python3.13 python3.12 python3.11 python3; do
+    for candidate in python3.14 python3.13 python3.12 python3.11 python3; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             if "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
                 printf '%s\n' "$candidate"

@@ -35,7 +35,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def zipped(packages: Path) -> Path:
-    return packages / "dlqbatch-python3.12-x86_64.zip"
+    return packages / "dlqbatch-python3.12-arm64.zip"
 
 
 @pytest.fixture(scope="session")

@@ -105,6 +105,15 @@ def test_byte_code_does_not_depend_on_the_folder_in_which_it_is_made(tmp_path: P
     assert len(made[0]) == len([*(tmp_path / "here").rglob("*.py")])
 
 
+def test_every_library_in_it_is_for_the_processor_that_the_function_has(zipped: Path) -> None:
+    machines = {"x86_64": 62, "arm64": 183}  # EM_X86_64 and EM_AARCH64 in elf.h
+    with zipfile.ZipFile(zipped) as archive:
+        libraries = [name for name in archive.namelist() if ".so" in Path(name).suffixes]
+        found = {int.from_bytes(archive.read(name)[18:20], "little") for name in libraries}
+    assert len(libraries) > 5
+    assert found == {machines[kind_of(zipped)[1]]}
+
+
 def test_the_same_sources_make_the_same_bytes(packages: Path, zipped: Path) -> None:
     """Then a deployment without a change says so, and changes nothing."""
     before = hashlib.sha256(zipped.read_bytes()).digest()
@@ -117,7 +126,7 @@ def test_a_package_above_the_limit_fails_and_names_the_folder_to_look_into(
     packages: Path, zipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lambda_zip, "LIMIT_MB", 1.0)
-    with pytest.raises(lambda_zip.NotPackaged, match=r"above 1 MB.*dlqbatch-python3.12-x86_64"):
+    with pytest.raises(lambda_zip.NotPackaged, match=r"above 1 MB.*dlqbatch-python3.12-arm64"):
         lambda_zip.build(packages, *kind_of(zipped))
 
 
@@ -138,7 +147,7 @@ def packaging(*arguments: str) -> subprocess.CompletedProcess[str]:
     "arguments",
     [
         *(("--stage", "Not/One"), ("--stage",), ("--output",), ("--param",)),
-        *(("--python", "3.10"), ("--python=3.14",), ("--architecture", "ppc64le")),
+        *(("--python", "3.10"), ("--python=3.15",), ("--architecture", "ppc64le")),
     ],
 )
 def test_packaging_refuses_what_it_cannot_understand(arguments: tuple[str, ...], tmp_path: Path) -> None:
