@@ -1,4 +1,4 @@
-"""The entry point: `handler(event, context)` for a cloud function, and the command line for everything else."""
+"""The entry points: `handler` and `console` for cloud functions, and the command line for everything else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ def handler(event: object, context: Any = None) -> dict[str, object]:
     from dlqbatch.cli.invoke import invoke  # noqa: PLC0415  (the command line does not need it)
 
     return invoke(event, context)
+
+
+def console(event: Any, _context: Any = None) -> dict[str, object]:
+    """Answer one request to the console: of a function URL, or of an HTTP API of API Gateway."""
+    from dlqbatch.console.function import answer  # noqa: PLC0415  (no job needs it)
+
+    return answer(event)
 
 
 def _load_ahead() -> None:

@@ -32,6 +32,8 @@ _LONGEST_SHARE: Final = 10.0
 """After a read of one second the reader rests for ten: it never keeps the database busy."""
 _STREAM_SECONDS: Final = 300.0
 """Then a page connects again, and its login is looked at again."""
+_ASKS_AGAIN: Final = 5_000
+"""Milliseconds after which a page asks again where it gets no stream."""
 _MOST_STREAMS: Final = 2_000
 _SILENCE: Final = 15.0
 """Seconds after which a comment keeps proxies from closing the stream."""
@@ -91,6 +93,10 @@ class Live:
         if self._streams >= _MOST_STREAMS:
             return Response("Too many pages are open.\n", 503, media_type="text/plain", headers={"Retry-After": "30"})
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        if self._task is None:
+            # Nothing runs between two requests of a cloud function: the page asks again when this one has ended.
+            once = f"retry: {_ASKS_AGAIN}\n\ndata: {self._text(_Topic(read))}\n\n"
+            return Response(once, media_type="text/event-stream", headers=headers)
         return StreamingResponse(self._events(name, read), media_type="text/event-stream", headers=headers)
 
     async def _events(self, name: str, read: Callable[[], Parts]) -> AsyncIterator[str]:
