@@ -54,6 +54,8 @@ class Route:
     """What it does, for the audit and for the document of the API."""
     reveals: bool = False
     """It shows what is masked elsewhere, and takes the right to that."""
+    shows_content: bool = False
+    """Its answer holds content as it is stored."""
     takes: Schema | None = None
     """The JSON that a request to the API holds."""
     asks: tuple[str, ...] = ()
@@ -174,7 +176,9 @@ def endpoint(console: Console, routes: Sequence[Route]) -> Callable[[Request], A
 
 
 def _answer(call: Call) -> Response:
-    if call.route.is_api and call.route.changes and KEY in call.request.headers:
+    # What is revealed is never kept: it would lie in memory unmasked.
+    keeps = call.route.is_api and call.route.changes and not call.route.shows_content
+    if keeps and KEY in call.request.headers:
         found: Response | dict[str, object] = call.console.repeated.once(call, lambda: _api_answer(call))
     else:
         found = _answer_once_more(call)

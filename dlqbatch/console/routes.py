@@ -101,6 +101,7 @@ _API: Final = (
         api.message_unmasked,
         "messages show --reveal",
         reveals=True,
+        shows_content=True,
         takes=schema.REASON,
     ),
     Route("POST", f"{_V1}/discard", _OPERATOR, api.discard, "messages discard", takes=schema.DISCARD),
@@ -125,6 +126,7 @@ _API: Final = (
         api_messages.original,
         "look at a message to edit",
         reveals=True,
+        shows_content=True,
         takes=schema.ORIGINAL,
     ),
     Route(

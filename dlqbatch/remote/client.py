@@ -27,7 +27,7 @@ _COMES_BACK_WITHIN: Final = 60.0
 """Seconds after a broken connection in which the console has to be there again, to say what became of a decision."""
 _LONGEST_PAUSE: Final = 5.0
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-_NO_JSON: Final = 200
+_FAILURES_FROM: Final = 300
 
 
 class RemoteUnreachable(DlqbatchError):
@@ -139,7 +139,7 @@ class RemoteConsole:
         return self._read("GET", f"{path}?{urlencode(words)}" if words else path, None)
 
     def ask(self, path: str, *, seconds: float = 0.0, **content: object) -> Any:
-        """A question whose filter may be longer than an address."""
+        """A question whose filter may be longer than an address, or that takes a reason; it may be asked again."""
         return self._read("POST", path, _without_none(content), seconds)
 
     def decide(self, path: str, **content: object) -> Any:
@@ -217,7 +217,7 @@ class RemoteConsole:
             content = json.loads(answer.body)
         except ValueError:
             content = None
-        is_failure = answer.status >= _NO_JSON + 100
+        is_failure = answer.status >= _FAILURES_FROM
         if not is_failure and isinstance(content, dict):
             return content
         error = content.get("error") if isinstance(content, dict) else None

@@ -103,7 +103,7 @@ def _show(console: RemoteConsole, row_id: int, by: Reveal | None = None) -> Show
     if by is None:
         found = console.get(f"/messages/{row_id}")
     else:
-        found = console.decide(f"/messages/{row_id}/reveal", reason=by.reason)
+        found = console.ask(f"/messages/{row_id}/reveal", reason=by.reason)
     body = b64decode(found["body_base64"])
     content = Content(body, b64decode(found["properties_base64"] or ""))
     packed = found["body_unpacked_base64"]
@@ -229,7 +229,7 @@ def _edit_written(
 
 
 def _original(console: RemoteConsole, row_id: int, by: Reveal, *, force: bool = False, **_: object) -> Original:
-    found = console.decide(f"/messages/{row_id}/original", reason=by.reason, force=force)
+    found = console.ask(f"/messages/{row_id}/original", reason=by.reason, force=force)
     return Original(b64decode(found["body_base64"]), found["form"])
 
 

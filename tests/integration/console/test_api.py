@@ -99,6 +99,15 @@ def test_a_token_has_a_role_and_an_end(api: Api, browser: TestClient) -> None:
     assert browser.post(hidden, json={"reason": "x"}, headers=api.headers(Role.ADMIN)).status_code == 201
 
 
+def test_what_is_revealed_is_not_kept_for_a_repeated_request(api: Api, browser: TestClient) -> None:
+    who = {**api.headers(Role.ADMIN), "Idempotency-Key": "one"}
+    for what in ("reveal", "original"):
+        for _ in range(2):
+            assert browser.post(f"/api/v1/messages/{api.ids[0]}/{what}", json={"reason": "x"}, headers=who).is_success
+    seen = api.console.messages.journal(api.ids[0]).entries
+    assert [each.reason for each in seen].count("shown unmasked: x") == 4
+
+
 def test_a_decision_is_done_undone_and_repeated_without_being_done_again(api: Api, browser: TestClient) -> None:
     who = {**api.headers(Role.OPERATOR), "Idempotency-Key": "one"}
     asked = {"reason": "x", "filter": {"origin": ["orders"]}, "expect": 3}
