@@ -52,7 +52,7 @@ def list_groups(*, reach: Reached, filters: FilterOptions, limit: Limit = 50, as
                 "last hour": f"{each.recent} {each.trend}",
                 "last": timeline.time(each.last),
                 "queue": each.queue or each.sample.origin_exchange,
-                "error": _error(each.sample.error_type, each.sample.error_message),
+                "error": timeline.error(each.sample, _LONGEST),
                 "note": plain(": ".join(filter(None, (each.decisions.owner, each.decisions.note))), _LONGEST),
                 "also": " ".join(each.also),
             }
@@ -91,7 +91,7 @@ def show(group: Group, *, reach: Reached, as_json: AsJson = False) -> None:
             "first": timeline.time(each.first),
             "last": timeline.time(each.last),
             "newest": each.sample.id,
-            "error": _error(each.sample.error_type, each.sample.error_message),
+            "error": timeline.error(each.sample, _LONGEST),
             "on hold": held,
             "owner": decided.owner,
             "note": decided.note,
@@ -197,8 +197,3 @@ def _print(decided: object, done: str, as_json: bool) -> None:
     print_table([found | {"also": also if as_json else " ".join(also), "done": done}], as_json=as_json)
     if not as_json:
         remark(f"`dlqbatch undo {found['action']}` takes it back")
-
-
-def _error(error_type: str | None, message: str | None) -> str:
-    said = ": ".join(part for part in (error_type, message) if part)
-    return plain(said.partition("\n")[0], _LONGEST)

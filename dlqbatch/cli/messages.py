@@ -31,7 +31,6 @@ from dlqbatch.cli.options import (
 from dlqbatch.cli.printing import NOTHING, PARTIAL, print_changes, print_json, print_lines, print_table, remark
 from dlqbatch.cli.replay import replay_messages
 from dlqbatch.cli.split import print_split, say_what_is_missing, say_what_is_near, split_shown
-from dlqbatch.logs import plain
 from dlqbatch.store.access import store_for
 from dlqbatch.store.text import json_ready
 
@@ -172,7 +171,7 @@ def groups(*, reach: ScopedReach, filters: FilterOptions, limit: Limit = 50, as_
                 "last": timeline.time(each.last),
                 "newest": each.sample.id,
                 "queue": each.sample.origin_queue or each.sample.origin_exchange,
-                "error": _sample(each.sample.error_type, each.sample.error_message),
+                "error": timeline.error(each.sample, _LONGEST_SAMPLE),
             }
             for each in largest.groups
         ]
@@ -381,14 +380,9 @@ def _rows(records: Iterable[Record]) -> list[dict[str, object]]:
             "ingested": timeline.time(each.created_at),
             "origin": each.origin_queue or each.origin_exchange,
             "event": each.event,
-            "error": _sample(each.error_type, each.error_message),
+            "error": timeline.error(each, _LONGEST_SAMPLE),
             "retries": f"{each.retry_count}+{each.dlq_retry_count}",
             "group": each.fingerprint,
         }
         for each in records
     ]
-
-
-def _sample(error_type: str | None, message: str | None) -> str:
-    said = ": ".join(part for part in (error_type, message) if part)
-    return plain(said.partition("\n")[0], _LONGEST_SAMPLE)

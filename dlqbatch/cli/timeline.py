@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlqbatch.logs import plain
 
 if TYPE_CHECKING:  # they need SQLAlchemy, which `archive list` does not
+    from dlqbatch.messages.queries import Record
     from dlqbatch.messages.shown import Shown
     from dlqbatch.messages.timeline import Step
 
@@ -21,6 +22,14 @@ _LINES_OF_BODY: Final = 40
 _PROCESSING: Final = ("being sent", "sent; whether it comes back is being observed")
 _LONGEST_LINE: Final = 2_000
 _LONGEST_CELL: Final = 2_000
+
+
+def error(record: Record, longest: int) -> str:
+    """In one line. Where nobody tells an error, nor where it failed, the queue that it was taken from."""
+    said = ": ".join(part for part in (record.error_type, record.error_message) if part)
+    if not said and not (record.origin_queue or record.origin_exchange):
+        said = f"not told; taken from '{record.source_queue}'"
+    return plain(said.partition("\n")[0], longest)
 
 
 def message(shown: Shown, first: Mapping[str, object] | None = None, *, full: bool) -> Iterator[str]:

@@ -87,6 +87,8 @@ def examine(delivery: Delivery, trust: Trust, now: datetime, fields: Fields = _F
     if why == broker_failure(past):
         event = origin.event if origin is not None else None
         kind = kind_of_work(headers.foreign, label.message_type, dramatiq, body, event)
+    # Messages of unrelated queues are no group, only because nobody says a word about them.
+    place = origin.name if origin is not None else "" if any(why) else delivery.receipt.queue
     last_failed_at = _moment(_last_time(past, headers), now, now)
     return Examined(
         source_queue=delivery.receipt.queue,
@@ -108,7 +110,7 @@ def examine(delivery: Delivery, trust: Trust, now: datetime, fields: Fields = _F
         origin=origin,
         reason=reason.as_text() if reason is not None else None,
         failure=why,
-        fingerprint=fingerprint(why, origin.name if origin is not None else "", kind),
+        fingerprint=fingerprint(why, place, kind),
         retries=min(
             journey.retries
             or (dramatiq.retries if dramatiq is not None else 0)

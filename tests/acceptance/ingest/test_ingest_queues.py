@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pika
 import pytest
 from program import DLQ
 
@@ -51,6 +52,25 @@ def test_a_name_on_the_command_line_may_hold_a_comma_or_begin_with_a_blank(inges
     for job, decision in (("check", "left"), ("ingest", "recorded")):
         done = ingest.run(job, *queues, "--json")
         assert (done.code, done.told["counts"]["got"], done.told["counts"][decision]) == (0, 2, 2), done.said
+
+
+def test_what_says_nothing_is_named_by_the_queue_it_was_taken_from_and_found_by_its_correlation_id(
+    ingest: Program, team: Client
+) -> None:
+    queues = ("billing.parking", "mail.error")
+    for queue in queues:
+        team.channel.queue_declare(queue, durable=True)
+        team.channel.basic_publish("", queue, b"{}", pika.BasicProperties(correlation_id=f"c-{queue}"))
+        team.await_depth(queue, 1)
+    assert ingest.run("ingest", *queues).code == 0
+    groups = ingest.run("messages", "groups", COLUMNS="200").out
+    for queue in queues:
+        assert f"not told; taken from '{queue}'" in groups
+        # Who searches for the id that his framework has logged is told the filter, and it finds the message.
+        wanted = ("--field", f"correlation_id=c-{queue}")
+        assert " ".join(wanted) in ingest.run("messages", "search", f"c-{queue}", COLUMNS="200").err
+        found = ingest.run("messages", "list", *wanted, COLUMNS="200").out
+        assert found.count("not told; taken from") == found.count(f"taken from '{queue}'") == 1
 
 
 def test_of_two_queues_none_waits_for_ever_when_a_run_may_take_less_than_both_hold(

@@ -241,3 +241,15 @@ def test_the_retries_that_the_broker_made_are_counted_and_not_taken_for_deaths()
 def test_the_brokers_retries_do_not_replace_those_of_a_drain() -> None:
     counts = limited(x_acquired_count=5, x_delivery_count=4)
     assert retries(*drained(retries=messages.long(2)), *counts) == 2
+
+
+def test_what_nobody_tells_is_a_group_of_the_queue_it_was_taken_from() -> None:
+    def taken_from(queue: str, *entries: messages.Entry) -> str:
+        delivery = delivered(messages.with_headers(*entries))
+        delivery.receipt.queue = queue
+        return examine(delivery, TRUST, NOW).fingerprint
+
+    assert taken_from("billing.parking") == taken_from("billing.parking") != taken_from("mail.error")
+    told = (b"x-exception-message", messages.text("declined"))
+    assert taken_from("billing.parking", told) == taken_from("mail.error", told)
+    assert taken_from("billing.parking", *drained()) == taken_from("mail.error", *drained())
