@@ -22,10 +22,13 @@ SHOWN = [
     ("taskiq.md", "python", ["taskiq_worker.py"]),
 ]
 RUN_AS_THEY_STAND = {
-    *(("kombu.md", "python"), ("nestjs.md", "js"), ("moleculer.md", "js"), ("symfony.md", "php"), ("spring.md", "java"))
+    *(("kombu.md", "python"), ("nestjs.md", "js"), ("moleculer.md", "js"), ("spring.md", "java")),
+    *(("symfony.md", "php"), ("symfony.md", "yaml"), ("README.md", "sh")),
 }
 """Blocks that a test takes out of their page, and one whose headers are compared."""
-DESCRIBED = {("symfony.md", "yaml"), ("README.md", "sh")}
+DOES_NOT_APPLY = "\N{EN DASH}"
+COLUMNS = ("fails", "comes back", "exhausted", "error", "replay", "resolved")
+CARE = re.compile(r"\[[^\]]+\]\(([^)#]+)(?:#([^)]*))?\)")
 SETUP, FAILING, MENDED = (
     [shlex.split(line, comments=True) for line in block.splitlines()] for block in code_of("README.md", "sh")
 )
@@ -47,7 +50,33 @@ def test_no_page_shows_code_that_nothing_compares() -> None:
         for page in (ROOT / "docs" / "clients").glob("*.md")
         for language in re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)
     }
-    assert shown == {(page, language) for page, language, _ in SHOWN} | RUN_AS_THEY_STAND | DESCRIBED
+    assert shown == {(page, language) for page, language, _ in SHOWN} | RUN_AS_THEY_STAND
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("| ").split("|")]
+
+
+def test_nothing_fails_in_the_table_of_what_was_tested_and_each_care_leads_to_its_page() -> None:
+    pages = ROOT / "docs" / "clients"
+    text = (pages / "README.md").read_text()
+    section = text.partition("## How far each was tested\n")[2].partition("\n## ")[0]
+    heading, _, *rows = (line for line in section.splitlines() if line.startswith("|"))
+    assert tuple(cells(heading)[1:-1]) == COLUMNS
+    tests = "".join(file.read_text() for file in sorted((ROOT / "tests" / "interop").glob("test_*.py")))
+    tested = re.findall(r'^@pytest.mark.usefixtures\("on_every_broker"\)\ndef (\w+)\(', tests, re.MULTILINE)
+    for row in rows:
+        client, *outcomes, test = cells(row)
+        assert len(outcomes) == len(COLUMNS), client
+        assert test.strip("`") in tested, client
+        for outcome in outcomes:
+            if outcome not in {"ok", DOES_NOT_APPLY}:
+                care = CARE.fullmatch(outcome)
+                assert care, (client, outcome)
+                assert (pages / care[1]).is_file(), outcome
+    first = [cells(line) for line in text.partition("\n## ")[0].splitlines() if line.endswith("|")]
+    named = {CARE.sub("", row[0]) or row[0] for row in first if "**tested**" in row[-1]}
+    assert all(CARE.match(name)[1] in "".join(rows) for name in named)
 
 
 @pytest.mark.slow

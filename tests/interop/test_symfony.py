@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from client_loop import DYING, ONCE, WORKERS, assert_one_group_for_each_cause, code_of
 from program import HANGS_AFTER
 
@@ -31,6 +33,9 @@ def start_symfony(loop: Loop, php: tuple[list[str], dict[str, str]], names: list
     (listener,) = code_of("symfony.md", "php")
     (loop.folder / "HandOverFailures.php").write_text(f"<?php\n{listener}")
     worker = str(WORKERS / "symfony_worker.php")
+    (settings,) = (yaml.safe_load(text) for text in code_of("symfony.md", "yaml"))
+    (transport,) = settings["framework"]["messenger"]["transports"].values()
+    variables = {**variables, "TRANSPORT_OPTIONS": json.dumps(transport["options"])}
     loop.call(*command, worker, "send", *names, **variables)
     loop.start(*command, worker, "work", RETRIES=str(retries), **variables)
 

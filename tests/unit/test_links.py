@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(str(page.relative_to(ROOT)) for folder in (".", "docs", "sql") for page in (ROOT / folder).glob("*.md"))
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for folder in (".", "docs", "docs/clients", "sql")
+    for page in (ROOT / folder).glob("*.md")
+)
 FOLDERS = ("dlqbatch", "tests", "benchmarks", "scripts", "deploy", "examples", "sql")
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]*))?\)")
 

@@ -1,6 +1,7 @@
 <?php
 // `symfony_worker.php send NAME...` sends messages; `symfony_worker.php work` is a worker with the listener of
-// docs/clients/symfony.md, which the test has written beside its `calls`. Wired by hand: there is no kernel.
+// docs/clients/symfony.md, which the test has written beside its `calls`. Wired by hand: there is no kernel. Its
+// transport has the options of the page's YAML (TRANSPORT_OPTIONS).
 // RETRIES is how often Symfony itself tries again.
 
 use Symfony\Component\EventDispatcher\EventDispatcher;
@@ -86,12 +87,7 @@ function pay(Pay $message): void
     'negative' === $cause ? checkAmount($number) : checkAccount($number);
 }
 
-$options = [
-    'exchange' => ['name' => 'shop', 'type' => 'topic'],
-    'queues' => ['orders' => ['binding_keys' => ['order.#']]],
-    'confirm_timeout' => '30',
-];
-$connection = Connection::fromDsn(getenv('AMQP_URL'), $options);
+$connection = Connection::fromDsn(getenv('AMQP_URL'), json_decode(getenv('TRANSPORT_OPTIONS'), true));
 $transport = new AmqpTransport($connection);
 
 if ('send' === $argv[1]) {
