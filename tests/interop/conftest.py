@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from client_loop import Loop
+from client_loop import STATISTICS_DELAY, Loop
 from program import HANGS_AFTER, Program, client
 
 from dlqbatch import settings
@@ -28,7 +28,7 @@ def loop(
         "database_url": sqlite_url,
         "tier_ttls": "50,50,50",
         "origins_allowed": "orders",
-        "statistics_delay": "2s",
+        "statistics_delay": f"{STATISTICS_DELAY:g}s",
         "observation_window": "2s",
     }
     apply_topology(settings.load(given, {"DLQBATCH_CONFIG": "/dev/null"}))
