@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from shutil import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from console_incident import LIMITED, POISON, TIMEOUT, attack, happens
+from console_incident import ATTACKS, CURRENCY, LIMITED, POISON, TIMEOUT, attack, happens
 from dead_rows import add, row, store_at
 from program import ROOT
+
+from dlqbatch.drain.event_config import EventConfig
+from dlqbatch.groups.decisions import hold
+from dlqbatch.messages.actions import MessageActions
+from dlqbatch.replay.freeze import Selection, freeze
+from dlqbatch.replay.plan import recent
+from dlqbatch.store.filters import Filters
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,17 +46,29 @@ PAGES = {
     "rules": "/rules",
     "runs": "/runs",
     "alerts": "/alerts",
+    "doctor": "/doctor",
     "journal": "/journal",
     "settings": "/settings",
 }
-LOOKS = [("light", 1280), ("dark", 1280), ("light", 360)]
+LOOKS = [("dark", 1280), ("light", 360), ("dark", 360)]
+"""Beside light and wide, for which every rule of axe is tried; these are the rules that depend on the look."""
+LOOKED_AT = {"runOnly": {"type": "rule", "values": ["color-contrast", "target-size", "scrollable-region-focusable"]}}
+UNREACHED = """
+[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary, [onclick]')]
+  .filter((each) => each.checkVisibility() && (each.tabIndex !== 0 || each.disabled))
+  .map((each) => each.outerHTML.slice(0, 160))
+"""
+"""What a person can use and does not reach with Tab, in the order of the page."""
 PICTURED = os.environ.get("DLQBATCH_TEST_PICTURES")
 
 
 @pytest.fixture(scope="session")
 def night(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("browser") / "night.sqlite3"
-    happens(store_at(f"sqlite:///{file}"))
+    engine = store_at(f"sqlite:///{file}")
+    happens(engine)
+    currency = Selection(Filters(groups=(CURRENCY,)), mended="INC-4711")
+    freeze(engine, currency, actor="ann", reason="the contract is mended", now=datetime.now(UTC))
     return file
 
 
@@ -58,20 +78,29 @@ def site(start: Callable[..., Site], night: Path, tmp_path: Path) -> Site:
     return start(database_url=f"sqlite:///{tmp_path / 'store.sqlite3'}")
 
 
-@pytest.mark.parametrize(("scheme", "width"), LOOKS, ids=str)
-def test_axe_finds_nothing_on_any_page(site: Site, enter: Enter, reports: list[str], scheme: str, width: int) -> None:
-    page = enter(site, dark=scheme == "dark", width=width).new_page()
+def test_axe_finds_nothing_on_any_page_and_the_keyboard_reaches_everything(
+    start: Callable[..., Site], night: Path, tmp_path: Path, enter: Enter, reports: list[str], broker_url: str
+) -> None:
+    copy(night, tmp_path / "store.sqlite3")
+    site = start(database_url=f"sqlite:///{tmp_path / 'store.sqlite3'}", broker_url=broker_url)
+    page = enter(site).new_page()
+    plan = recent(store_at(f"sqlite:///{tmp_path / 'store.sqlite3'}"), 1)[0].hash
     found = {}
-    for name, place in PAGES.items():
+    for name, place in (*PAGES.items(), ("replay", f"/plans/{plan}")):
         answer = page.goto(site(place))
         assert answer is not None
         assert answer.status == 200, place
-        result = Axe().run(page)
-        if result.violations_count:
-            found[name] = [(each["id"], each["nodes"][0]["html"][:200]) for each in result.response["violations"]]
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{name} is wider than the screen"
-        if PICTURED and width > 1000:
-            picture(page, f"console-{name}-{scheme}")
+        for scheme, width in (("light", 1280), *LOOKS):
+            page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            page.set_viewport_size({"width": width, "height": 860})
+            result = Axe().run(page, options=LOOKED_AT if (scheme, width) in LOOKS else None)
+            if result.violations_count:
+                wrong = [(each["id"], each["nodes"][0]["html"][:200]) for each in result.response["violations"]]
+                found[name, scheme, width] = wrong
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{name} is wider than the screen"
+            if PICTURED and width > 1000:
+                picture(page, f"console-{name}-{scheme}")
+        assert page.evaluate(UNREACHED) == [], place
     assert found == {}
     assert reports == []
 
@@ -92,13 +121,20 @@ def test_a_hostile_message_can_do_nothing_to_any_page(
     start: Callable[..., Site], enter: Enter, reports: list[str], tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path / 'hostile.sqlite3'}"
-    ids = attack(store_at(url))
+    engine = store_at(url)
+    ids = attack(engine)
+    plan = freeze(engine, Selection(row_ids=tuple(ids)), actor=ATTACKS[0], reason=ATTACKS[1], now=datetime.now(UTC))
+    MessageActions(engine).discard(ids[:1], actor=ATTACKS[0], reason=ATTACKS[1])
+    hold(engine, f"{1:016x}", actor=ATTACKS[2], reason=ATTACKS[0])
+    EventConfig(engine).set(ATTACKS[2], 3)
     site = start(database_url=url)
     page = enter(site).new_page()
     dialogs: list[str] = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     places = [
-        *("/", "/messages", "/journal", "/discard?status=manual"),
+        *("/", "/messages", "/journal", "/discard?status=manual", "/restore?status=archived", "/edit?status=manual"),
+        *("/plan?status=manual", "/plans", f"/plans/{plan.hash}", "/actions", "/actions/A-1", "/runs", "/alerts"),
+        *("/events?key=%3Cscript%3E", "/rules?text=%3Cscript%3E", "/settings", "/events/try?since=%3Cscript%3E"),
         *(f"/messages/{row_id}" for row_id in ids),
         *(f"/groups/{place:016x}" for place in range(len(ids))),
         "/messages?text=%3Cscript%3Ewindow.hacked%3D1%3C/script%3E&origin=%22%3E%3Cimg%20src%3Dx%20onerror%3Dwindow.hacked%3D1%3E",
@@ -115,7 +151,13 @@ def test_a_hostile_message_can_do_nothing_to_any_page(
         assert "\u202e" not in page.inner_text("main"), place
         assert page.is_visible("main"), place
     assert dialogs == []
-    assert reports == []
+    assert [each for each in reports if "422" not in each] == []
+    # A page from elsewhere sends a form in the browser of somebody who is logged in.
+    page.goto("about:blank")
+    page.set_content(f'<form method="post" action="{site("/events")}"><input name="name" value="forged"></form>')
+    page.evaluate("document.forms[0].submit()")
+    page.wait_for_selector("text=did not come from a page of the console")
+    assert "forged" not in {each.name for each in EventConfig(engine).read()}
 
 
 def test_the_page_changes_by_itself_when_something_dies(
