@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from struct import error as StructError  # noqa: N812  (struct names its exception in lower case)
@@ -130,34 +130,54 @@ class Editing:
                 changed = ("body", *changed)
             if not changed:
                 raise NothingEdited(row_id)
-            done = Edited(row_id, row.status, None, None, row.identity, changed, dry_run)
             if dry_run:
-                return done
-            done, rows = put_in_its_place(connection, row, done, body, properties, now, actor, reason, self._fields)
+                return Edited(row_id, row.status, None, None, row.identity, changed, dry_run)
+            replacing = Replacing(row, changed, row.body if body is None else body, properties)
+            ((done, rows),) = put_in_their_place(connection, [replacing], now, actor, reason, self._fields)
             request = Request("edit", actor, reason, verified, {"ids": 1}, {"changed": list(changed)})
             action_id = action_log.begin(connection, request, now, ended=True)
             action_log.add_rows(connection, action_id, rows)
             return replace(done, action=action_name(action_id))
 
 
-def put_in_its_place(
-    connection: Connection,
-    row: Any,
-    planned: Edited,
-    body: bytes | None,
-    properties: bytes,
-    now: datetime,
-    actor: str,
-    reason: str,
-    fields: Fields,
-) -> tuple[Edited, tuple[ActionRow, ActionRow]]:
-    """The new row first: the original's journal names it."""
-    identity = secrets.token_hex(16)
+class Replacing(NamedTuple):
+    """A message that is locked, and what its edit has in place of its body and properties."""
+
+    row: Any
+    changed: tuple[str, ...]
+    body: bytes
+    properties: bytes
+
+
+def put_in_their_place(
+    connection: Connection, wanted: Sequence[Replacing], now: datetime, actor: str, reason: str, fields: Fields
+) -> list[tuple[Edited, tuple[ActionRow, ActionRow]]]:
+    """The new rows first: the originals' journal names them."""
+    pairs = [(each, _replacement(each, fields)) for each in wanted]
+    said = {new["identity"]: f"{EDIT_OF}{each.row.id} ({', '.join(each.changed)}): {reason}" for each, new in pairs}
+    ids = states.arrive(connection, [new for _, new in pairs], now, actor, said)
+    before = last_transitions(connection, [each.row.id for each in wanted])
+    why = {each.row.id: f"{EDITED}{ids[new['identity']]} takes its place: {reason}" for each, new in pairs}
+    originals = [each.row for each in wanted]
+    changes = [StateChange(row.id, row.status, Status.ARCHIVED, row.lock_token, why[row.id]) for row in originals]
+    change_states(connection, changes, now, actor)
+    after = last_transitions(connection, [*why, *ids.values()])
+    found = []
+    for (row, changed, *_), new in pairs:
+        new_id, last = ids[new["identity"]], before.get(row.id)
+        old = ActionRow(row.id, "done", row.status, Status.ARCHIVED, None, former_columns(row), last, after[row.id])
+        edit = ActionRow(new_id, "done", None, Status.MANUAL, last_after=after[new_id], edit_of=row.id)
+        done = Edited(row.id, row.status, new_id, new["identity"], row.identity, changed, dry_run=False)
+        found.append((done, (old, edit)))
+    return found
+
+
+def _replacement(wanted: Replacing, fields: Fields) -> dict[str, Any]:
+    row, body, identity = wanted.row, wanted.body, secrets.token_hex(16)
     was = header_digest(message_id_of(row.properties), len(row.body), [row.body])
-    body = row.body if body is None else body
-    properties = readdress(properties, identity, row.identity, body, was)
+    properties = readdress(wanted.properties, identity, row.identity, body, was)
     message_id = labels(open_envelope("", "", False, len(body), properties).properties).message_id or b""
-    new = {name: getattr(row, name) for name in _KEPT} | {
+    return {name: getattr(row, name) for name in _KEPT} | {
         "identity": identity,
         "parent": row.identity,
         "framework_id": framework_id(body, read_dramatiq(body)),
@@ -171,27 +191,6 @@ def put_in_its_place(
         "status": Status.MANUAL,
         "fields": fields.read(body, properties),
     }
-    what = ", ".join(planned.changed)
-    ids = states.arrive(connection, [new], now, actor, f"{EDIT_OF}{row.id} ({what}): {reason}")
-    new_id = ids[identity]
-    why = f"{EDITED}{new_id} takes its place: {reason}"
-    before = last_transitions(connection, [row.id])
-    change = StateChange(row.id, row.status, Status.ARCHIVED, row.lock_token, why)
-    change_states(connection, [change], now, actor)
-    after = last_transitions(connection, [row.id, new_id])
-    lines = (
-        ActionRow(
-            row.id,
-            "done",
-            row.status,
-            Status.ARCHIVED,
-            before=former_columns(row),
-            last_before=before.get(row.id),
-            last_after=after[row.id],
-        ),
-        ActionRow(new_id, "done", None, Status.MANUAL, last_after=after[new_id], edit_of=row.id),
-    )
-    return Edited(row.id, row.status, new_id, identity, row.identity, planned.changed, dry_run=False), lines
 
 
 def editable(connection: Connection, row_id: int, *, lock: bool, force: bool) -> Any:

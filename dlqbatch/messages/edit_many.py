@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -19,14 +19,14 @@ from dlqbatch.amqp.masking import MASK
 from dlqbatch.amqp.readable import readable
 from dlqbatch.messages.changes import Change, Changes, Outcome, change_many
 from dlqbatch.messages.edit import (
-    Edited,
     EditRefused,
     HeaderEdits,
     NotEditable,
+    Replacing,
     check_body,
     edit_headers,
     editable,
-    put_in_its_place,
+    put_in_their_place,
 )
 from dlqbatch.messages.selection import Split, check_number, choose
 from dlqbatch.store.access import StoreClock
@@ -35,6 +35,7 @@ from dlqbatch.store.filters import Filters, NoSuchMessage, NotUnderstood
 from dlqbatch.store.states import Status
 from dlqbatch.store.text import json_ready
 
+_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 AT_ONCE: Final = 50
 """Messages of one transaction, each of which may be large."""
 EDITED: Final = (Status.PENDING, Status.MANUAL, Status.FAILED)
@@ -223,30 +224,37 @@ def _edit_some(
     dry_run: bool,
     found: list[EditedMessage],
 ) -> list[Outcome]:
-    outcomes = []
+    messages: dict[int, EditedMessage] = {}
+    rows: dict[int, tuple[ActionRow, ...]] = {}
+    waiting: list[Replacing] = []
+
+    def put() -> None:
+        for done, lines in put_in_their_place(connection, waiting, now, actor, reason, fields):
+            messages[done.original], rows[done.original] = replace(messages[done.original], new=done.id), lines
+        waiting.clear()
+
     # In the order of their ids: two edits that share messages would wait for each other otherwise.
     for row_id in sorted(row_ids):
-        done, rows, each = _edit_one(
-            connection, row_id, wanted, fields, actor, reason, now, force=force, dry_run=dry_run
+        messages[row_id], rows[row_id], replacing = _edit_one(connection, row_id, wanted, force=force, dry_run=dry_run)
+        if replacing is not None and not dry_run:
+            waiting.append(replacing)
+        if sum(len(each.body) for each in waiting) > _BYTES_AT_ONCE:
+            put()
+    if waiting:
+        put()
+    found += messages.values()
+    return [
+        Outcome(
+            Change(row_id, each.before if each.is_done else None, each.before, is_done=each.is_done, why=each.why),
+            rows[row_id],
         )
-        found.append(each)
-        status = None if done is None else done.before
-        outcomes.append(Outcome(Change(row_id, status, each.before, is_done=each.is_done, why=each.why), rows))
-    return outcomes
+        for row_id, each in messages.items()
+    ]
 
 
 def _edit_one(
-    connection: Connection,
-    row_id: int,
-    wanted: Edits,
-    fields: Fields,
-    actor: str,
-    reason: str,
-    now: datetime,
-    *,
-    force: bool,
-    dry_run: bool,
-) -> tuple[Edited | None, tuple[ActionRow, ...], EditedMessage]:
+    connection: Connection, row_id: int, wanted: Edits, *, force: bool, dry_run: bool
+) -> tuple[EditedMessage, tuple[ActionRow, ...], Replacing | None]:
     row: Any = None
     try:
         row = editable(connection, row_id, lock=not dry_run, force=force)
@@ -257,20 +265,18 @@ def _edit_one(
         why = "it is like that already" if (body, properties) == (row.body, row.properties) else ""
     except NoSuchMessage:
         why = "there is no such message"
-        return None, (), EditedMessage(row_id, None, None, is_done=False, why=why, differences=())
+        return EditedMessage(row_id, None, None, is_done=False, why=why, differences=()), (), None
     except (NotEditable, EditRefused) as error:
         why = error.why
     if why:
         status = None if row is None else row.status
         refused = ActionRow(row_id, "refused", status, status, why)
-        return None, (refused,), EditedMessage(row_id, None, status, is_done=False, why=why, differences=())
+        return EditedMessage(row_id, None, status, is_done=False, why=why, differences=()), (refused,), None
     shown = (*_masked(differences, row.body, body), *_headers(wanted.headers, row.properties, properties))
     changed = tuple(difference.path for difference in shown)
-    done = Edited(row_id, row.status, None, None, row.identity, changed, dry_run)
-    rows: tuple[ActionRow, ...] = (ActionRow(row_id, "done", row.status, Status.ARCHIVED),)
-    if not dry_run:
-        done, rows = put_in_its_place(connection, row, done, body, properties, now, actor, reason, fields)
-    return done, rows, EditedMessage(row_id, done.id, row.status, is_done=True, why="", differences=shown)
+    done = EditedMessage(row_id, None, row.status, is_done=True, why="", differences=shown)
+    rows = (ActionRow(row_id, "done", row.status, Status.ARCHIVED),)
+    return done, rows, Replacing(row, changed, body, properties)
 
 
 def _masked(differences: Iterable[Difference], before: bytes, after: bytes) -> list[Difference]:

@@ -121,14 +121,16 @@ def _change(connection: Connection, moves: Sequence[tuple[RowMove, dict[str, Any
 
 
 def arrive(
-    connection: Connection, rows: Sequence[Mapping[str, Any]], at: datetime, actor: str, reason: str
+    connection: Connection, rows: Sequence[Mapping[str, Any]], at: datetime, actor: str, reason: str | Mapping[str, str]
 ) -> dict[str, int]:
     """Insert rows, each with its first state; the ids by identity, without those whose identity is there already.
 
+    The reason is that of all rows, or of each by its identity.
     A row may have `fields`, which are pairs of a name and a value.
     A missing one may have been committed by somebody else just now: look again.
     """
     by_identity = {key(row["identity"]): row for row in rows}
+    said = None if isinstance(reason, str) else reason
     if len(by_identity) != len(rows):
         raise ValueError("one identity can arrive only once in a batch")
     for row in rows:
@@ -145,7 +147,10 @@ def arrive(
     write_fields(connection, {row_id: fields[identity] for identity, row_id in ids.items()})
     _journal(
         connection,
-        (_entry(row_id, None, by_identity[identity]["status"], at, actor, reason) for identity, row_id in ids.items()),
+        (
+            _entry(row_id, None, by_identity[name]["status"], at, actor, str(reason) if said is None else said[name])
+            for name, row_id in ids.items()
+        ),
     )
     return ids
 

@@ -136,19 +136,19 @@ def test_an_edit_that_is_killed_shows_what_it_did(engine: Engine, monkeypatch: p
     monkeypatch.setattr("dlqbatch.messages.edit_many.AT_ONCE", 2)
     ids = add(engine, *(order(number) for number in range(5)))
     count = 0
-    real = module.put_in_its_place
+    real = module.put_in_their_place
 
     def killed(*given: Any) -> Any:
         nonlocal count
         count += 1
-        if count > 3:
+        if count > 1:
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(module, "put_in_its_place", killed)
+    monkeypatch.setattr(module, "put_in_their_place", killed)
     with pytest.raises(KeyboardInterrupt):
         edit_many(engine, EURO, ids, **WHO)
-    monkeypatch.setattr(module, "put_in_its_place", real)
+    monkeypatch.setattr(module, "put_in_their_place", real)
     assert show(engine, "A-1").action.counts == {"done": 4}
     again: ManyEdited = edit_many(engine, EURO, filters=Filters.parse(group="a" * 16, is_edit=False), **WHO)
     assert again.done == 3
