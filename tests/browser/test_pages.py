@@ -17,7 +17,7 @@ from program import ROOT
 from dlqbatch.drain.event_config import EventConfig
 from dlqbatch.groups.decisions import hold
 from dlqbatch.messages.actions import MessageActions
-from dlqbatch.replay.freeze import Selection, freeze
+from dlqbatch.replay.freeze import Selection, freeze, keep_risks
 from dlqbatch.replay.plan import recent
 from dlqbatch.store.filters import Filters
 
@@ -59,6 +59,13 @@ UNREACHED = """
   .map((each) => each.outerHTML.slice(0, 160))
 """
 """What a person can use and does not reach with Tab, in the order of the page."""
+WITHOUT_PATHS = """
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) {
+  walk.currentNode.data = walk.currentNode.data.replace(/sqlite:\\S+/g, "sqlite:///dlqbatch.sqlite3");
+}
+"""
+"""A picture does not show where the tests keep their files."""
 PICTURED = os.environ.get("DLQBATCH_TEST_PICTURES")
 
 
@@ -68,7 +75,8 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine = store_at(f"sqlite:///{file}")
     happens(engine)
     currency = Selection(Filters(groups=(CURRENCY,)), mended="INC-4711")
-    freeze(engine, currency, actor="ann", reason="the contract is mended", now=datetime.now(UTC))
+    plan = freeze(engine, currency, actor="ann", reason="the contract is mended", now=datetime.now(UTC))
+    keep_risks(engine, plan.plan_id, ())
     return file
 
 
@@ -112,6 +120,7 @@ def picture(page: Page, name: str) -> None:
 
     page.set_viewport_size({"width": 1100, "height": 640})
     page.wait_for_load_state("networkidle" if "data-live-from" not in page.content() else "load")
+    page.evaluate(WITHOUT_PATHS)
     shot = Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(48)
     shot.save(ROOT / "docs" / "images" / f"{name}.png", optimize=True)
     page.set_viewport_size({"width": 1280, "height": 860})
