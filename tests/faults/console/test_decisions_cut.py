@@ -38,6 +38,8 @@ DECIDES_NOTHING = {
     *("/messages/{id}/reveal", "/messages/{id}/file", "/messages/{id}/edit/open"),
 }
 """Forms that show something, or open and close the door."""
+TAKES_FROM_THE_BROKER = {"/head"}
+"""It takes a message out of a queue as ingest does, whose faults tests/faults/ingest tries."""
 CUT_ELSEWHERE = {"/head"}
 """It takes a message from the broker, which stays there until its row is stored: cut in `test_ingest_head.py`."""
 _groups = itertools.count(1)
