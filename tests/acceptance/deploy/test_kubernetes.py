@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import javaproperties
 import kubernetes_validate
 import pytest
 import yaml
 from program import ROOT, Program
-from published_schemas import keda_problems
+from published_schemas import keda_problems, kustomized, prometheus_operator_problems
 
 from dlqbatch import settings
 from dlqbatch.console.routes import routes
@@ -22,8 +24,14 @@ if TYPE_CHECKING:
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
-    (file.name, document) for file in sorted(FOLDER.glob("*.yaml")) for document in yaml.safe_load_all(file.read_text())
+    (file.name, document)
+    for file in sorted(FOLDER.rglob("*.yaml"))
+    if file.name != "kustomization.yaml"
+    for document in yaml.safe_load_all(file.read_text())
 ]
+OVERLAYS = sorted(file.parent.name for file in FOLDER.glob("*/kustomization.yaml"))
+"""What `kubectl apply -k` takes; `installation` is a part of each of them."""
+OVERLAYS.remove("installation")
 OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()  # before 1.27 a CronJob had no time zone
 # KEDA gives its triggers no schema; these are the fields of the rabbitmq trigger that its documentation names.
 TRIGGER = {
@@ -55,11 +63,92 @@ ARGUMENTS = {name: pod["spec"]["containers"][0].get("args") for name, pod in POD
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_every_manifest_is_what_kubernetes_understands_down_to_the_last_field(version: str) -> None:
     for file, document in DOCUMENTS:
-        if not document["apiVersion"].startswith("keda.sh/"):
-            try:
-                kubernetes_validate.validate(document, version, strict=True)
-            except kubernetes_validate.ValidationError as error:
-                pytest.fail(f"{file}, {document['kind']}, Kubernetes {version}: {error.message} at {list(error.path)}")
+        assert problems(document, version) == [], (file, document["kind"], version)
+
+
+def problems(document: dict[str, Any], version: str = NEWEST) -> list[str]:
+    """What Kubernetes, KEDA or the Prometheus operator would refuse."""
+    if document["apiVersion"].startswith("keda.sh/"):
+        return keda_problems(document)
+    if document["apiVersion"].startswith("monitoring.coreos.com/"):
+        return prometheus_operator_problems(document)
+    try:
+        kubernetes_validate.validate(document, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [f"{error.message} at {list(error.path)}"]
+    return []
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_kustomize_makes_objects_that_are_valid_in_one_namespace_and_of_one_image(folder: str) -> None:
+    made = kustomized(FOLDER / folder)
+    (installation,) = yaml.safe_load_all((FOLDER / "installation" / "kustomization.yaml").read_text())
+    (image,) = installation["images"]
+    for document in made:
+        assert problems(document) == []
+        if folder != "base":
+            assert document["metadata"]["namespace"] == installation["namespace"]
+            pod = pod_of(document)
+            if pod is not None:
+                assert pod["spec"]["containers"][0]["image"] == f"{image['newName']}:{image['newTag']}"
+    written = {document["metadata"]["name"] for file, document in DOCUMENTS if (FOLDER / folder / file).exists()}
+    assert {document["metadata"]["name"] for document in made} >= written
+
+
+def test_the_example_of_a_cloud_identity_reaches_the_account_that_retain_runs_as(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes" / "installation" / "kustomization.yaml"
+    file.write_text(re.sub(r"^#(?=patches|  )", "", file.read_text(), flags=re.MULTILINE))
+    for folder in ("cronjobs", "schedule"):
+        made = kustomized(tmp_path / "kubernetes" / folder)
+        accounts = {each["metadata"]["name"]: each for each in made if each["kind"] == "ServiceAccount"}
+        assert "eks.amazonaws.com/role-arn" in accounts["dlqbatch-retain"]["metadata"]["annotations"]
+        assert "annotations" not in accounts["dlqbatch"]["metadata"]
+        assert all(problems(document) == [] for document in made)
+    users = {name for name, pod in PODS.items() if pod["spec"]["serviceAccountName"] == "dlqbatch-retain"}
+    assert users == {"dlqbatch-retain", "dlqbatch-schedule"}
+    assert {pod["spec"]["serviceAccountName"] for pod in PODS.values()} == set(accounts)
+
+
+def test_the_network_policies_let_in_what_the_pods_serve_and_nothing_else() -> None:
+    policies = named("NetworkPolicy")
+    assert policies["dlqbatch"]["spec"]["ingress"] == []
+    for name, component in (("dlqbatch-metrics", "schedule"), ("dlqbatch-console", "console")):
+        labels = PODS[f"dlqbatch-{component}"]["metadata"]["labels"]
+        spec = policies[name]["spec"]
+        assert spec["podSelector"]["matchLabels"] == labels
+        (rule,) = spec["ingress"]
+        served = PODS[f"dlqbatch-{component}"]["spec"]["containers"][0]["ports"]
+        assert [port["port"] for port in rule["ports"]] == [port["containerPort"] for port in served]
+    for pod in PODS.values():
+        everything = policies["dlqbatch"]["spec"]["podSelector"]["matchLabels"].items()
+        assert everything <= pod["metadata"]["labels"].items()
+    reached = {port["port"] for rule in policies["dlqbatch"]["spec"]["egress"] for port in rule["ports"]}
+    addresses = yaml.safe_load((FOLDER / "secret.example.yaml").read_text().replace("  # DLQBATCH_", "  DLQBATCH_"))
+    for address in addresses["stringData"].values():
+        if "://" in address:
+            assert (urlsplit(address).port or 443) in reached
+
+
+def test_prometheus_operator_gets_the_metrics_port_and_the_same_alerts() -> None:
+    (monitor,), (rule,) = named("PodMonitor").values(), named("PrometheusRule").values()
+    pod = PODS["dlqbatch-schedule"]
+    assert monitor["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] == pod["spec"]["containers"][0]["ports"][0]["name"]
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy" / "prometheus-rules.yml").read_text())
+    broken = json.loads(json.dumps(rule))
+    broken["spec"]["groups"][0]["rules"][0]["expr"] = [1]
+    broken["spec"]["unheard"] = 1
+    assert len(prometheus_operator_problems(broken)) == 2
+
+
+def test_the_pods_of_a_disruption_budget_are_those_of_the_console() -> None:
+    (budget,) = named("PodDisruptionBudget").values()
+    assert budget["spec"]["selector"]["matchLabels"] == PODS["dlqbatch-console"]["metadata"]["labels"]
+    assert (
+        budget["spec"]["maxUnavailable"] == 1
+    )  # with minAvailable a single pod would hold up every node that is drained
 
 
 @pytest.mark.parametrize("kind", ["ScaledJob", "TriggerAuthentication"])

@@ -23,8 +23,9 @@ MACHINE = ("sudo useradd", "sudo python3 -m venv", "sudo systemctl", "sudo /opt/
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 OBJECTS = {
     f"{document['kind'].lower()}/{document['metadata']['name']}"
-    for file in MANIFESTS.glob("*.yaml")
+    for file in MANIFESTS.rglob("*.yaml")
     for document in yaml.safe_load_all(file.read_text())
+    if file.name != "kustomization.yaml"
 }
 
 
@@ -107,7 +108,7 @@ def test_every_command_for_containers_names_what_is_there() -> None:
         typed
     )
     tags = set(re.findall(r"(?<![\w/])dlqbatch:[\d.]+", DEPLOY))
-    images = {name for file in MANIFESTS.glob("*.yaml") for name in re.findall(r"image: (\S+)", file.read_text())}
+    images = {name for file in MANIFESTS.rglob("*.yaml") for name in re.findall(r"image: (\S+)", file.read_text())}
     assert tags == images
 
 
@@ -115,8 +116,9 @@ def test_every_command_for_kubernetes_names_what_is_there() -> None:
     text = section("## Kubernetes", "## AWS Lambda")
     for file in re.findall(r"-f ([^\s`]+)", text):
         assert (ROOT / file).is_file(), file
+    for folder in re.findall(r"-k ([^\s`]+)", text.partition("\n\n")[2]):
+        assert (ROOT / folder / "kustomization.yaml").is_file(), folder
     for kind, name in re.findall(r"\b(job|cronjob|deployment|pod)/([\w-]+)", text):
         assert f"{kind}/{name}" in OBJECTS
-    assert set(re.findall(r"^\| `([\w.]+\.yaml)`", text, flags=re.MULTILINE)) == {
-        file.name for file in MANIFESTS.glob("*.yaml")
-    }
+    folders = {file.parent.name for file in MANIFESTS.glob("*/kustomization.yaml")}
+    assert set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)) == folders
