@@ -113,7 +113,7 @@ def test_every_command_for_containers_names_what_is_there() -> None:
 
 
 def test_every_command_for_kubernetes_names_what_is_there() -> None:
-    text = section("## Kubernetes", "## AWS Lambda")
+    text = section("## Kubernetes", "## Amazon ECS")
     for file in re.findall(r"-f ([^\s`]+)", text):
         assert (ROOT / file).is_file(), file
     for folder in re.findall(r"-k ([^\s`]+)", text.partition("\n\n")[2]):
