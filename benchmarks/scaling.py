@@ -31,7 +31,7 @@ from dlqbatch.settings import Settings, load
 from dlqbatch.topology.declare import apply_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import psutil
     from pika.adapters.blocking_connection import BlockingChannel
@@ -40,7 +40,8 @@ SOURCE: Final = "retry-queue"
 DELAYED: Final = "queue.delay.1"
 
 
-def settings_for(url: str, messages: int) -> Settings:
+def settings_for(url: str, messages: int, names: Mapping[str, str] | None = None) -> Settings:
+    """`names` are settings of other queues than the usual ones."""
     return load(
         {
             "broker_url": url,
@@ -49,14 +50,15 @@ def settings_for(url: str, messages: int) -> Settings:
             "max_messages": str(messages),
             "tier_ttls": "1h,2h,3h",
             "log_level": "error",
+            **(names or {}),
         },
         environ={"DLQBATCH_CONFIG": str(Path(__file__).parent / "benchmark.properties")},
     )
 
 
-def work(url: str, messages: int) -> int:
+def work(url: str, messages: int, names: Mapping[str, str]) -> int:
     """One drain: warm up on what is there, then for each line that comes run until nothing is left."""
-    settings = settings_for(url, messages)
+    settings = settings_for(url, messages, names)
     logs.configure("error")
     jobs.run("drain", settings, jobs.RunOptions())
     print("ready", flush=True)
@@ -76,8 +78,10 @@ def work(url: str, messages: int) -> int:
 
 
 @contextmanager
-def drains(number: int, url: str, messages: int) -> Iterator[list[subprocess.Popen[str]]]:
-    command = [sys.executable, __file__, "--work", url, "--messages", str(messages)]
+def drains(
+    number: int, url: str, messages: int, names: Mapping[str, str] | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
+    command = [sys.executable, __file__, "--work", url, "--messages", str(messages), "--names", json.dumps(names or {})]
     pipe = subprocess.PIPE
     started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(number)]
     try:
@@ -126,9 +130,9 @@ def once(
     }
 
 
-def depth(channel: BlockingChannel, queue: str, wanted: int) -> int:
+def depth(channel: BlockingChannel, queue: str, wanted: int, seconds: float = 10) -> int:
     """A queue counts on its own time: what it says when it says what is wanted, or at last."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + seconds
     while True:
         found = int(channel.queue_declare(queue, passive=True).method.message_count)
         if found == wanted or time.monotonic() > deadline:
@@ -209,9 +213,10 @@ def main() -> int:
         help="put the results between the marks of this page",
     )
     parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--names", type=json.loads, default={}, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        return work(options.work, options.messages)
+        return work(options.work, options.messages, options.names)
     result = measure(options, os.environ["DLQBATCH_TEST_BROKER_URL"])
     lines = shown(result)
     sys.stdout.write("\n".join(lines) + "\n")
