@@ -23,9 +23,14 @@ purpose raises it, and says why.
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_work_for_a_message_has_not_grown(stage: str) -> None:
     reads = record(MESSAGES, stage)
-    # Taking turns, and the least of each: what else the machine does can only add.
-    turns = [(play(reads, MESSAGES, stage), yardstick(reads, MESSAGES)) for _ in range(12)]
-    drain, plain = (min(times) for times in zip(*turns, strict=True))
+    # Taking turns, and the least of each: what else the machine does can only add, so that a busy one needs more turns.
+    turns: list[tuple[float, float]] = []
+    drain = plain = 0.0
+    while len(turns) < 60:
+        turns.append((play(reads, MESSAGES, stage), yardstick(reads, MESSAGES)))
+        drain, plain = (min(times) for times in zip(*turns, strict=True))
+        if len(turns) >= 12 and drain / plain < MOST[stage]:
+            break
     assert drain / plain < MOST[stage], f"{drain:.1f} µs for each message, {plain:.1f} µs for the yardstick"
 
 
