@@ -283,8 +283,8 @@ def _add_to_run_log(settings: Settings, report: Report, began: float) -> tuple[s
     started = ended - timedelta(seconds=time.monotonic() - began)
     run = RunRecord(report.job, started, ended, report.outcome, report.stopped_by, report.emptied, fields, report.scope)
     kept = record(settings.database_url.get_secret_value(), run)
-    if kept.is_refused and settings.secret is not None:
-        secrets.stale(settings.secret)
+    if kept.is_refused:
+        secrets.stale(*secrets.named(settings))
     return () if kept.warning is None else (kept.warning,)
 
 

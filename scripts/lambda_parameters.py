@@ -77,6 +77,7 @@ _DAYS: Final = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1
 CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
     "secret": like(r"[A-Za-z0-9/_+=.@-]{1,512}", "the name of a secret of this account and region, not its ARN"),
     "secretKey": _KEY,
+    "databaseSecret": unless("", like(r"arn:aws[a-z-]*:secretsmanager:.+", "the ARN of a secret")),
     "virtualHost": like(r".+", "the name of a virtual host; / is the one that every broker has"),
     "retryQueue": setting("retry_queue"),
     "depth": number(1),

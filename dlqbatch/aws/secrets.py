@@ -83,12 +83,18 @@ def prepare(name: str) -> None:
     _prepared[name] = aws.client("secretsmanager", seconds=SECONDS, region=aws.region_of(name))
 
 
-def stale(name: str) -> None:
-    """Let the next `fetch` ask AWS."""
+def stale(*names: str) -> None:
+    """Let the next `fetch` of them ask AWS."""
     with _one_asks:
-        known = _known.get(name)
-        if known is not None:
-            _known[name] = _Known(known.values, time.monotonic())
+        for name in names:
+            known = _known.get(name)
+            if known is not None:
+                _known[name] = _Known(known.values, time.monotonic())
+
+
+def named(settings: Settings) -> tuple[str, ...]:
+    """The secrets that these settings come from."""
+    return tuple(name for name in (settings.secret, settings.database_secret) if name is not None)
 
 
 def _ask(name: str, known: _Known | None) -> _Known:
@@ -129,15 +135,16 @@ def renewed(settings: Settings, read_again: Callable[[], Settings] | None, refus
     again = _read_again(settings, read_again)
     if again is None:
         raise refused
-    log.warning("the secret has changed: the run is repeated", secret=settings.secret, why=str(refused))
+    log.warning("the secret has changed: the run is repeated", secret=" ".join(named(settings)), why=str(refused))
     return again
 
 
 def _read_again(settings: Settings, read_again: Callable[[], Settings] | None) -> Settings | None:
     """The settings with the secret as it is now; None if it names the addresses that these settings have."""
-    if settings.secret is None or read_again is None:
+    names = named(settings)
+    if not names or read_again is None:
         return None
-    stale(settings.secret)
+    stale(*names)
     try:
         again = read_again()
     except DlqbatchError as error:

@@ -30,8 +30,9 @@ def load_ahead(environ: Mapping[str, str]) -> None:
     job = environ.get("DLQBATCH_JOB") or "drain"
     for module in (f"dlqbatch.{job}.job", "dlqbatch.store.timeouts", *_LOADED_LATE.get(job, ())):
         import_module(module)
-    if secret := environ.get("DLQBATCH_SECRET"):
-        secrets.prepare(secret)
+    for variable in ("DLQBATCH_SECRET", "DLQBATCH_DATABASE_SECRET"):
+        if secret := environ.get(variable):
+            secrets.prepare(secret)
 
 
 def invoke(event: object, context: Any) -> dict[str, object]:

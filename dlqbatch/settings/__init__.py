@@ -22,7 +22,7 @@ from dlqbatch.settings.options import OPTIONS, Entry, Settings, conflicts, must_
 from dlqbatch.settings.properties import PropertiesFile
 from dlqbatch.settings.sources import CONFIG_VARIABLE, IN_A_SECRET, Environment, Fallback, Overrides, Secret, Source
 from dlqbatch.settings.topologies import clashes, topologies, understand
-from dlqbatch.settings.urls import SecretUrl, redact, secrets_in
+from dlqbatch.settings.urls import SecretUrl, redact, secrets_in, with_login
 
 __all__ = [
     "OPTIONS",
@@ -71,6 +71,9 @@ def load(
     }
     settings, wrong_values = _check(sources)
     problems = [problem for source in sources for problem in source.problems] + wrong_values + wrong_topologies
+    if secrets is not None and settings.database_secret is not None and not problems:
+        settings, wrong_login = _with_login(settings, settings.database_secret, secrets)
+        problems = wrong_login
     problems = problems or list(clashes(settings))
     if problems:
         raise SettingsError(*problems)
@@ -127,6 +130,25 @@ def _secret(sources: Sequence[Source], ask: Callable[[str], Mapping[str, object]
     except ValueError:
         pass  # the check of the options says what is wrong with its name
     return found
+
+
+def _with_login(
+    settings: Settings, name: str, ask: Callable[[str], Mapping[str, object]]
+) -> tuple[Settings, list[str]]:
+    """The settings with the user and the password that RDS keeps in a secret."""
+    scheme = settings.database_url.get_secret_value().partition("://")[0]
+    if scheme != "postgresql+psycopg":
+        key = property_key("database_secret")
+        return settings, [f"{key} is a login of PostgreSQL, and the database's address begins with {scheme}://."]
+    try:
+        content = ask(name)
+    except SettingsError as error:
+        return settings, list(error.problems)
+    user, password = content.get("username"), content.get("password")
+    if not (isinstance(user, str) and user and isinstance(password, str) and password):
+        return settings, [f"the secret {name} holds no username and password, as one that RDS makes does."]
+    url = SecretUrl(with_login(settings.database_url.get_secret_value(), user, password))
+    return settings.model_copy(update={"database_url": url}), []
 
 
 def _is_empty(key: str, value: object) -> bool:

@@ -41,6 +41,12 @@ class CloudOptions(Options):
         "management_url or webhook_url. What the command line or the environment says goes before it.",
         "the name or the ARN of a secret",
     )
+    database_secret: Annotated[str, AfterValidator(secret_name)] | None = option(
+        None,
+        "The AWS Secrets Manager secret that RDS makes and rotates for a user of the database: a JSON object with "
+        "username and password, which take the place of those in database_url. What else it holds is not read.",
+        "the name or the ARN of a secret",
+    )
     alert_topic: Annotated[str, AfterValidator(topic_arn)] | None = option(
         None, "The SNS topic to which alerts are published.", "the ARN of an SNS topic"
     )

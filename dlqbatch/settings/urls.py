@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from pydantic import Secret
 
@@ -34,6 +34,13 @@ class SecretAddress(Secret[str]):
     def _display(self) -> str:
         parts = urlsplit(self.get_secret_value())
         return f"{parts.scheme}://{parts.hostname}/***"
+
+
+def with_login(url: str, user: str, password: str) -> str:
+    """The same address of a database with another user and password."""
+    scheme, _, rest = url.partition("://")
+    authority, slash, more = rest.partition("/")
+    return f"{scheme}://{quote(user, safe='')}:{quote(password, safe='')}@{authority.rpartition('@')[2]}{slash}{more}"
 
 
 def is_secret(annotation: object) -> bool:

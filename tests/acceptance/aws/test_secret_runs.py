@@ -315,6 +315,30 @@ def test_a_warm_function_survives_a_new_password_of_the_database(
     assert container.said.count("the run is repeated") == 1
 
 
+def test_a_warm_function_survives_a_rotation_of_the_login_that_rds_keeps(
+    account: Account, database: str, broker_url: str, team: Client
+) -> None:
+    managed = "rds!db-1"
+    client = boto3.client("secretsmanager")
+
+    def rotate(password: str) -> None:
+        client.put_secret_value(SecretId=managed, SecretString=json.dumps({"username": "app", "password": password}))
+
+    client.create_secret(Name=managed, SecretString="{}")
+    rotate(OLD)
+    account.hold(broker_url=broker_url, database_url=database)
+    with container_of(database_secret=managed) as container:
+        assert container.run()["outcome"] == "ok"
+        change(database, NEW)
+        fail(team, 3)
+        assert container.run()["raised"] == "DatabaseRefused"
+        rotate(NEW)
+        report = container.run()
+        assert (report["outcome"], report["counts"]["delayed"], report.get("warnings")) == ("ok", 3, None), report
+    assert container.said.count("the run is repeated") == 1
+    client.delete_secret(SecretId=managed, ForceDeleteWithoutRecovery=True)
+
+
 def test_a_run_with_nothing_to_do_learns_of_a_new_password_for_the_next_one(
     account: Account, database: str, broker_url: str
 ) -> None:

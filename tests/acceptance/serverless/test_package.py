@@ -172,6 +172,7 @@ def test_packaging_lists_every_parameter_that_would_not_work_and_makes_nothing(t
         "check=maybe": "true, false",
         "secret=arn:aws:secretsmanager:…": "not its ARN",
         "secretKey=alias/mine": "ARN",
+        "databaseSecret=rds!db-1": "ARN",
         "alertEmail=nobody": "e-mail",
     }
     done = packaging("--output", str(tmp_path / "made"), *(f"--param={parameter}" for parameter in wrong))

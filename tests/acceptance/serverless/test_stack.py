@@ -9,7 +9,18 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from program import Program, client
-from serverless_template import COLD_KEY, JOBS, MINUTELY, REGION, SECRET_KEY, Stack, as_lambda, document
+from serverless_template import (
+    COLD_KEY,
+    DATABASE_SECRET,
+    JOBS,
+    MINUTELY,
+    REGION,
+    SECRET_KEY,
+    Stack,
+    as_lambda,
+    document,
+)
+from sqlalchemy.engine import make_url
 
 from dlqbatch import settings
 from dlqbatch.aws import metrics
@@ -61,21 +72,28 @@ def test_what_is_deployed_runs_with_its_own_environment_events_and_services(
         team.make_origin("orders.q")
         team.fail("orders.q", "orders.created", b"1", b"2", b"3")
         team.fail("orders.q", "unknown.event", b"4")
-    addresses = {"broker_url": broker_url, "database_url": database_url}
-    prod.client("secretsmanager").create_secret(Name="payments/dlqbatch", SecretString=json.dumps(addresses))
+    database = make_url(database_url)
+    nobody = database.set(username=None).render_as_string()
+    addresses = {"broker_url": broker_url, "database_url": nobody}
+    login = {"username": database.username, "password": "any", "engine": "postgres"}
+    secrets = prod.client("secretsmanager")
+    secrets.create_secret(Name="payments/dlqbatch", SecretString=json.dumps(addresses))
+    # Every secret gets an ARN with an ending of its own, so that the one in the template is that of another.
+    made = secrets.create_secret(Name="rds!db-1", SecretString=json.dumps(login))["ARN"]
     access = {
         "AWS_ENDPOINT_URL": prod.account.address,
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_REGION": REGION,
         "AWS_DEFAULT_REGION": REGION,
+        "DLQBATCH_DATABASE_SECRET": made,
     }
 
     counted = {}
     for job in ("drain", "ingest", "lifecycle", "replay", "monitor", "retain"):
         variables = prod.client("lambda").get_function(FunctionName=prod.function(job))["Configuration"]["Environment"]
         _, event = schedule_of(prod, job)
-        report, loaded_late = as_lambda(task, HANDLE.format(event=event), **variables["Variables"], **access)
+        report, loaded_late = as_lambda(task, HANDLE.format(event=event), **(variables["Variables"] | access))
         assert (report["job"], report["outcome"]) == (job, "ok"), report
         ahead = LOADED_AHEAD if job == "drain" else LOADED_AHEAD | {"sqlalchemy"}
         assert [module for module in loaded_late if module.partition(".")[0] in ahead] == [], job
@@ -96,6 +114,7 @@ def test_each_function_has_settings_that_the_program_accepts_and_time_to_end_in_
         read = settings.load({}, variables | {"DLQBATCH_CONFIG": os.devnull})
         assert (read.job, read.log_format) == (job, "json")
         assert read.secret == ("payments/dlqbatch" if stack.name.endswith("prod") else "dlqbatch/dev")
+        assert read.database_secret == (DATABASE_SECRET if stack.name.endswith("prod") else None)
         assert read.metrics_namespace == ("dlqbatch/prod" if stack.name.endswith("prod") else None)
         assert read.max_seconds + read.settle_seconds + read.lambda_margin_seconds < deployed["Timeout"]
         assert (read.alert_topic is not None) == (job == "monitor")
@@ -390,7 +409,7 @@ def test_each_function_may_do_what_its_job_needs_and_nothing_else(stack: Stack) 
         },
     }
     if stack.name.endswith("prod"):
-        common |= {("kms:Decrypt", SECRET_KEY)}
+        common |= {("kms:Decrypt", SECRET_KEY), ("secretsmanager:GetSecretValue", DATABASE_SECRET)}
         own["retain"] |= {("kms:Decrypt", COLD_KEY), ("kms:GenerateDataKey", COLD_KEY)}
     for job in JOBS:
         # AWS ends the ARN of a log group with `:*`, its streams; moto does not.

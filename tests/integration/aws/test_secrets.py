@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
+from sqlalchemy.engine import make_url
 from webhook_receiver import hook, status
 
 from dlqbatch.aws import secrets
 from dlqbatch.errors import SettingsError
-from dlqbatch.settings import load
+from dlqbatch.settings import load, secrets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,3 +244,44 @@ def test_what_is_known_grows_old_and_is_used_all_the_same_while_aws_is_away(
 def closed_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def managed(account: Any, content: object, database_url: str = DATABASE) -> dict[str, str]:
+    """A second secret, as RDS makes it."""
+    account.create_secret(Name=NAME, SecretString=json.dumps({"broker_url": BROKER, "database_url": database_url}))
+    made = account.create_secret(Name="rds!db-1", SecretString=json.dumps(content))
+    return {"DLQBATCH_DATABASE_SECRET": made["ARN"]}
+
+
+@pytest.mark.parametrize("authority", ["", "someone:else@"])
+def test_the_login_that_rds_keeps_takes_the_place_of_the_one_in_the_address(account: Any, authority: str) -> None:
+    login = {"username": "app@work", "password": f"{CANARY}/?#%", "engine": "postgres", "host": "elsewhere"}
+    address = f"postgresql://{authority}database.example:6432/dlq?sslmode=verify-full"
+    found = reading(**managed(account, login, address))
+    url = make_url(found.database_url.get_secret_value())
+    assert (url.username, url.password) == (login["username"], login["password"])
+    assert (url.host, url.port, url.database, url.query) == (
+        "database.example",
+        6432,
+        "dlq",
+        {"sslmode": "verify-full"},
+    )
+    assert CANARY not in repr(found)
+    assert login["password"] in secrets_of(found)
+
+
+@pytest.mark.parametrize(
+    ("content", "address", "wrong"),
+    [
+        ({"username": "app"}, DATABASE, "holds no username and password"),
+        ({"username": "app", "password": 7}, DATABASE, "holds no username and password"),
+        ([CANARY], DATABASE, "does not hold a JSON object"),
+        ({"username": "app", "password": CANARY}, "sqlite:////tmp/dlq.sqlite3", "begins with sqlite://"),
+        ({"username": "app", "password": CANARY}, "postgresql+iam://app@host/dlq", "begins with postgresql+iam://"),
+    ],
+)
+def test_a_login_that_cannot_be_used_is_a_wrong_setting(
+    account: Any, content: object, address: str, wrong: str
+) -> None:
+    (problem,) = problems(**managed(account, content, address))
+    assert wrong in problem
