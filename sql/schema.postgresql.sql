@@ -764,6 +764,17 @@ BEGIN
         SELECT scope_id, fingerprint, origin_queue, error_type, event, source, nullif(sum(n) FILTER (WHERE status = 'pending'), 0), nullif(sum(n) FILTER (WHERE status = 'processing'), 0), nullif(sum(n) FILTER (WHERE status = 'resolved'), 0), nullif(sum(n) FILTER (WHERE status = 'failed'), 0), nullif(sum(n) FILTER (WHERE status = 'manual'), 0), nullif(sum(n) FILTER (WHERE status = 'archived'), 0)
         FROM (SELECT scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue, substr(error_type, 1, 150) AS error_type, substr(event, 1, 150) AS event, substr(source, 1, 150) AS source, status, 1 AS n FROM added UNION ALL SELECT scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue, substr(error_type, 1, 150) AS error_type, substr(event, 1, 150) AS event, substr(source, 1, 150) AS source, status, -1 FROM removed) AS each GROUP BY scope_id, fingerprint, origin_queue, error_type, event, source
         HAVING sum(n) FILTER (WHERE status = 'pending') <> 0 OR sum(n) FILTER (WHERE status = 'processing') <> 0 OR sum(n) FILTER (WHERE status = 'resolved') <> 0 OR sum(n) FILTER (WHERE status = 'failed') <> 0 OR sum(n) FILTER (WHERE status = 'manual') <> 0 OR sum(n) FILTER (WHERE status = 'archived') <> 0;
+        -- The publisher of an erased message stands in no count any more.
+        IF EXISTS (SELECT FROM added WHERE erased_at IS NOT NULL) THEN
+            PERFORM pg_advisory_xact_lock(7236283371300418151);
+            WITH taken AS (
+                DELETE FROM dlq_count_changes WHERE source IN (SELECT substr(source, 1, 150) FROM removed)
+                RETURNING *
+            )
+            INSERT INTO dlq_counts AS kept (scope_id, fingerprint, origin_queue, pending, processing, resolved, failed, manual, archived)
+            SELECT scope_id, fingerprint, origin_queue, coalesce(sum(pending), 0), coalesce(sum(processing), 0), coalesce(sum(resolved), 0), coalesce(sum(failed), 0), coalesce(sum(manual), 0), coalesce(sum(archived), 0) FROM taken GROUP BY scope_id, fingerprint, origin_queue
+            ON CONFLICT (scope_id, fingerprint, origin_queue) DO UPDATE SET pending = kept.pending + excluded.pending, processing = kept.processing + excluded.processing, resolved = kept.resolved + excluded.resolved, failed = kept.failed + excluded.failed, manual = kept.manual + excluded.manual, archived = kept.archived + excluded.archived;
+        END IF;
     ELSIF TG_OP = 'DELETE' THEN
         INSERT INTO dlq_count_changes (scope_id, fingerprint, origin_queue, error_type, event, source, pending, processing, resolved, failed, manual, archived)
         SELECT scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue, substr(error_type, 1, 150) AS error_type, substr(event, 1, 150) AS event, substr(source, 1, 150) AS source, nullif(-count(*) FILTER (WHERE status = 'pending'), 0), nullif(-count(*) FILTER (WHERE status = 'processing'), 0), nullif(-count(*) FILTER (WHERE status = 'resolved'), 0), nullif(-count(*) FILTER (WHERE status = 'failed'), 0), nullif(-count(*) FILTER (WHERE status = 'manual'), 0), nullif(-count(*) FILTER (WHERE status = 'archived'), 0) FROM removed GROUP BY 1, 2, 3, 4, 5, 6;

@@ -18,6 +18,8 @@ OF_A_ROW = "scope_id, fingerprint, coalesce(origin_queue, '') AS origin_queue, "
 ADDED = ", ".join(f"{state} = kept.{state} + excluded.{state}" for state in STATES)
 ZERO = " AND ".join(f"kept.{state} = 0" for state in STATES)
 # Who reads finds a row of no scope once all messages that were there before are in the counts.
+# Of the advisory lock that who adds up the changes holds (dlqbatch/store/count_changes.py).
+ADDS_UP = 0x646C7163006D7267
 IS_COUNTED = f"INSERT INTO dlq_facet_counts ({KEY_OF_FACETS}) SELECT 0, '', '', '', '', ''"
 
 
@@ -58,6 +60,17 @@ BEGIN
         SELECT {KEY_OF_FACETS}, {", ".join(f"nullif({each}, 0)" for each in moved)}
         FROM ({both}) AS each GROUP BY {KEY_OF_FACETS}
         HAVING {" OR ".join(f"{each} <> 0" for each in moved)};
+        -- The publisher of an erased message stands in no count any more.
+        IF EXISTS (SELECT FROM added WHERE erased_at IS NOT NULL) THEN
+            PERFORM pg_advisory_xact_lock({ADDS_UP});
+            WITH taken AS (
+                DELETE FROM dlq_count_changes WHERE source IN (SELECT substr(source, 1, {LONGEST}) FROM removed)
+                RETURNING *
+            )
+            INSERT INTO dlq_counts AS kept ({KEY}, {LISTED})
+            SELECT {KEY}, {", ".join(f"coalesce(sum({state}), 0)" for state in STATES)} FROM taken GROUP BY {KEY}
+            ON CONFLICT ({KEY}) DO UPDATE SET {ADDED};
+        END IF;
     ELSIF TG_OP = 'DELETE' THEN
         INSERT INTO {columns}
         SELECT {OF_A_ROW}, {added.replace("count(*)", "-count(*)")} FROM removed GROUP BY 1, 2, 3, 4, 5, 6;
@@ -123,6 +136,9 @@ def _sqlite() -> None:
         subtract += f"""
     UPDATE {table} SET {less}
     WHERE {is_this};"""  # noqa: S608
+        if of_facets:  # the publisher of an erased message stands in no count any more
+            subtract += f"""
+    DELETE FROM {table} WHERE {is_this} AND {ZERO.replace("kept.", "")};"""  # noqa: S608
     changed = f"UPDATE OF {KEY_OF_FACETS}, status"
     for event, name, what in (
         ("INSERT", "insert", add),
