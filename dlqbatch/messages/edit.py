@@ -152,8 +152,10 @@ class Replacing(NamedTuple):
 def put_in_their_place(
     connection: Connection, wanted: Sequence[Replacing], now: datetime, actor: str, reason: str, fields: Fields
 ) -> list[tuple[Edited, tuple[ActionRow, ActionRow]]]:
-    """The new rows first: the originals' journal names them."""
-    pairs = [(each, _replacement(each, fields)) for each in wanted]
+    """The new rows first: the originals' journal names them. They get ids in the order in which the originals came."""
+    in_order = sorted(wanted, key=lambda each: (each.row.created_at, each.row.id))
+    identities = sorted(secrets.token_hex(16) for _ in wanted)  # rows arrive in the order of their identities
+    pairs = [(each, _replacement(each, new, fields)) for each, new in zip(in_order, identities, strict=True)]
     said = {new["identity"]: f"{EDIT_OF}{each.row.id} ({', '.join(each.changed)}): {reason}" for each, new in pairs}
     ids = states.arrive(connection, [new for _, new in pairs], now, actor, said)
     before = last_transitions(connection, [each.row.id for each in wanted])
@@ -172,8 +174,8 @@ def put_in_their_place(
     return found
 
 
-def _replacement(wanted: Replacing, fields: Fields) -> dict[str, Any]:
-    row, body, identity = wanted.row, wanted.body, secrets.token_hex(16)
+def _replacement(wanted: Replacing, identity: str, fields: Fields) -> dict[str, Any]:
+    row, body = wanted.row, wanted.body
     was = header_digest(message_id_of(row.properties), len(row.body), [row.body])
     properties = readdress(wanted.properties, identity, row.identity, body, was)
     message_id = labels(open_envelope("", "", False, len(body), properties).properties).message_id or b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,6 +68,14 @@ def test_many_are_edited_replayed_by_the_action_and_undone(engine: Engine) -> No
     undone = undo(engine, "A-1", **WHO)
     assert (undone.done, undone.not_done) == (240, 0)
     assert {store.show(row_id).record.status for row_id in ids} == {Status.PENDING}
+
+
+def test_edits_are_replayed_in_the_order_in_which_their_originals_came(engine: Engine) -> None:
+    came = [NOW + timedelta(minutes=minute) for minute in (5, 3, 9, 1, 7, 2, 8, 4, 6, 0)]
+    ids = add(engine, *(order(number, created_at=at) for number, at in enumerate(came)))
+    new = {each.id: each.new for each in edit_many(engine, EURO, ids, **WHO).messages}
+    originals = [row_id for _, row_id in sorted(zip(came, ids, strict=True))]
+    assert [new[row_id] for row_id in originals] == sorted(each or 0 for each in new.values())
 
 
 def test_what_cannot_be_edited_stays_and_is_listed(engine: Engine) -> None:
