@@ -89,7 +89,7 @@ def test_no_page_and_no_answer_shows_a_secret(world: tuple[Console, TestClient])
     assert browser.post(f"/groups/{group}/unhold", data={"reason": "over"}).status_code == 303
     plan = browser.post("/plans", data={"query": "text=net.LoginError", "reason": f"token={PLAIN}"})
     assert plan.status_code == 303, text_of(plan)
-    names = {"hash": plan.headers["location"].rpartition("/")[2], "name": "A-1", "fingerprint": group}
+    names = {"hash": plan.headers["location"].rpartition("/")[2], "name": "A-1", "fingerprint": group, "group": group}
     seen = 0
     for route in SHOWN:
         for row in rows:
