@@ -133,10 +133,12 @@ def test_what_a_quorum_queue_delivers_once_more_without_an_id_is_the_row_that_it
         team.channel.basic_publish("", queue, b"%d" % number, written, mandatory=True)
     with FrameLink(broker_url, Point("ack", 1, "before")) as link:
         scene.program.but(broker_url=link.url).run("ingest", queue)
-    assert scene.rows() == 3
+    stored = scene.rows()
+    assert 1 <= stored <= 3  # of the batch that was cut at its acknowledgement; on a busy machine not all are in it
     team.await_depth(queue, 3)
     done = scene.program.run("ingest", queue, "--json")
-    assert done.told["counts"]["duplicate"] == 3, done.said
+    counts = done.told["counts"]
+    assert (counts["duplicate"], counts["recorded"]) == (stored, 3 - stored), done.said
     assert scene.rows() == 3
 
 
