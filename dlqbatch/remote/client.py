@@ -46,7 +46,7 @@ class TokenRefused(DlqbatchError):
     def __init__(self, url: str) -> None:
         self.url = url
         super().__init__(
-            f"the console at {url} does not take this token: it is wrong, its time is over, or it was taken back. "
+            f"the console at {url} does not take this token. It is wrong, its time is over, or it was taken back. "
             "Nothing was done. `dlqbatch console --new-token NAME`, where the console runs, prints a new one"
         )
 
@@ -116,7 +116,7 @@ class RemoteConsole:
         """SettingsError without a token, or with one that everybody can read in the list of processes."""
         if settings.remote is None or settings.remote_token is None:
             raise SettingsError(
-                "--remote takes a token: put it into a file that only you can read, and name that with "
+                "--remote takes a token. Put it into a file that only you can read, and name that with "
                 "DLQBATCH_REMOTE_TOKEN_FILE. `dlqbatch console --new-token NAME`, where the console runs, prints one"
             )
         if settings.written_in.get("remote_token") == "command line":

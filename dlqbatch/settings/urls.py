@@ -108,7 +108,7 @@ def check_database_url(url: SecretUrl) -> SecretUrl:
         parts = _split(f"postgresql://{rest}", "a postgresql:// address", ("postgresql",), needs_host=is_iam)
         if is_iam and (parts.password is not None or not parts.username):
             raise ValueError(
-                "is for a token of AWS IAM, which takes a user and no password: postgresql+iam://USER@HOST/…"
+                "is for a token of AWS IAM, which takes a user and no password; write postgresql+iam://USER@HOST/…"
             )
     return SecretUrl(f"{_DATABASE_SCHEMES[scheme]}://{rest}")
 
